@@ -217,20 +217,20 @@ def check_options(options: object) -> None:
 
 
 def check_not_empty(name: str, value: object) -> None:
-    """Raise an OptionError for an empty text, such as the value of a variable that is not set."""
+    """Reject an empty text, such as the value of a variable that is not set."""
     if "" in listed(value):
         raise OptionError(name, "is empty: give a value, or leave it out")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise an OptionError for a value that is not among the choices."""
+    """Reject a value that is not among the choices."""
     if value not in choices:
         hint = suggestion(str(value), choices)
         raise OptionError(name, f"must be one of {', '.join(choices)}, got {value}{hint}")
 
 
 def check_interval(name: str, value: Any, interval: str) -> None:
-    """Raise an OptionError for a number outside an interval such as "(0, 1]", or for no number."""
+    """Reject a number outside an interval such as "(0, 1]", and what is not a number."""
     low, high = map(float, interval[1:-1].split(","))
     is_inside = False
     if isinstance(value, int | float):
@@ -243,7 +243,7 @@ def check_interval(name: str, value: Any, interval: str) -> None:
 
 
 def in_range(options: object, interval: str, *names: str) -> None:
-    """Raise an OptionError for the first option outside an interval. None stands for no value."""
+    """Reject the first option outside an interval. None stands for no value."""
     for name in names:
         for value in listed(getattr(options, name)):
             if value is not None:

@@ -47,7 +47,10 @@ AGGREGATIONS = Names([*get_args(Aggregation), "package.module:function"])
 def load_own(option: str, name: str) -> Any:
     """Import a user's class or function, which an option names as `package.module:name`.
 
-    Modules of the working directory come first. If it cannot be imported, a ValueError is raised.
+    Modules of the working directory come first.
+
+    Raises:
+        OptionError: it cannot be imported.
     """
     # The path of an installed command begins with its own directory, not with this one.
     directory = os.getcwd()
@@ -67,7 +70,11 @@ def load_own(option: str, name: str) -> Any:
 
 
 def name_own(option: str, value: Any) -> str:
-    """Return the name by which `load_own` finds a class or function, or raise a ValueError."""
+    """Return the name by which `load_own` finds a class or function.
+
+    Raises:
+        OptionError: no name leads to it.
+    """
     # The settings of a run have only the name. It must find the same object again when the run
     # resumes, which is impossible for a lambda or a nested function.
     name = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', value)}"

@@ -233,7 +233,7 @@ class TeacherReaders:
         return [reader.read(texts) for reader in self.readers], {}
 
     def check_templates(self, *more_readers: Reader) -> None:
-        """Raise an OptionError if one of these readers, or of more, has no usable template."""
+        """Reject the first of these readers, and of more, that has no usable template."""
         for reader in more_readers + self.readers:
             if reader.template is None:
                 name = tokenizer_name(reader.tokenizer, reader.role)

@@ -40,7 +40,8 @@ _FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
 def byte_level(token: str) -> bytes:
     """Return the bytes of a token that is spelt in letters for bytes.
 
-    A letter that stands for no byte is a KeyError.
+    Raises:
+        KeyError: a letter stands for no byte.
     """
     return bytes(map(_BYTE_LEVEL.__getitem__, token))
 

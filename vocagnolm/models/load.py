@@ -99,7 +99,10 @@ class ModelSource:
         """Load its weights on a device: in `dtype`, or quantized by a config of transformers.
 
         The student is always loaded in float32, whatever its checkpoint says, because bfloat16
-        weights lose AdamW's small updates. Weights that are missing or damaged are a ValueError.
+        weights lose AdamW's small updates.
+
+        Raises:
+            ValueError: weights are missing or damaged.
         """
         if self.loaded is not None:
             return self.loaded

@@ -169,7 +169,7 @@ class ServerScorer:
         }
 
     def check(self) -> None:
-        """Raise an OptionError if the server does not give the losses of a short prompt."""
+        """Reject a server that does not give the losses of a short prompt."""
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
         # Every token of the probe is scored, so the answer is checked from the first one on.
         losses = self._ask(Window(0, [self._reader.start] + ids, len(ids)))

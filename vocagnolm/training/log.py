@@ -88,7 +88,7 @@ class RunLog(TrainerCallback):
             self._warned = True
             logger.warning(
                 "step %d: the teacher's loss is below the student's on only %.0f %% of the tokens "
-                "it covers: it has little to teach; compare with %s cpt",
+                "it covers, so it has little to teach: compare with %s cpt",
                 step,
                 100 * ahead,
                 named("method"),

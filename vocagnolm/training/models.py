@@ -147,8 +147,10 @@ def add_adapters(
 ) -> nn.Module:
     """Freeze a model and give its layers the adapters of the options, drawn from the seed.
 
-    Saved adapters name the model and its hub revision. If a named layer does not exist, or cannot
-    have an adapter, a ValueError is raised.
+    Saved adapters name the model and its hub revision.
+
+    Raises:
+        ValueError: a named layer does not exist, or cannot have an adapter.
     """
     config = lora_config(
         model,

@@ -68,7 +68,7 @@ class Throughput(TrainerCallback):
             tflops = peak_tflops(name)
             if tflops is None:
                 option = named("device_peak_tflops")
-                logger.warning("no MFU: the peak of %s is unknown; give %s", name, option)
+                logger.warning("no MFU: the peak of %s is unknown: give %s", name, option)
         self._tflops = tflops
         # The costs of the student and then of each teacher. The list is empty if one of them cannot
         # be counted, because an MFU without one model would mislead.

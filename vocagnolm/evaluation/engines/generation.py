@@ -117,8 +117,10 @@ class Engine:
     ) -> Iterator[list[Completion]]:
         """Yield groups of completions as they finish, in any order, each prompt exactly once.
 
-        Without `sampling`, decoding is greedy. With it, every prompt needs a seed. If a prompt
-        leaves no room in the context, a ValueError is raised before anything runs.
+        Without `sampling`, decoding is greedy. With it, every prompt needs a seed.
+
+        Raises:
+            ValueError: a prompt leaves no room in the context. Nothing has run then.
         """
         if not prompts:
             return iter(())

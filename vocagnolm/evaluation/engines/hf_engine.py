@@ -264,8 +264,10 @@ def _half_finished(batch: list[Row]) -> bool:
 def cache_argument() -> str:
     """Return the name of the argument that takes a cache, in `generate` and in every model.
 
-    Versions of transformers name it differently, but its type is the same. If no argument has that
-    type, an ImportError is raised.
+    Versions of transformers name it differently, but its type is the same.
+
+    Raises:
+        ImportError: no argument has that type.
     """
     parameters = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     for name, parameter in parameters.items():
