@@ -120,7 +120,7 @@ def load_values(
 ) -> list[str | None]:
     """Load another column of the rows of `load_corpus` with the same options, in its order.
 
-    Values that are no texts become JSON. A row that is not read or lacks the column has None.
+    Values that are not texts become JSON. A row that is not read or lacks the column has None.
     Without a column, a row has the name of its file, or for a `.txt` file that of its directory.
 
     Raises:
@@ -371,7 +371,7 @@ def _read_values(file: Path, text_column: str | None, column: str | None, root: 
 
 
 def _as_texts(values: Iterable[Any]) -> list[str | None]:
-    """Write values that are no texts as JSON."""
+    """Write values that are not texts as JSON."""
     texts = []
     for value in values:
         is_text = value is None or isinstance(value, str)
@@ -418,7 +418,7 @@ def _records(file: Path, names: Sequence[str], turns: bool) -> Iterator[dict[str
 
 def _read_hub(dataset: str, option: str, **options: object) -> Any:
     """Read a dataset from the hub."""
-    with _in_one_line(option, f"{dataset} (no file or directory here, so a hub dataset)"):
+    with _in_one_line(option, f"{dataset}, a hub dataset because no such file is here,"):
         corpus = datasets.load_dataset(dataset, **options)
     return corpus
 
@@ -438,4 +438,4 @@ def _in_one_line(option: str, name: str | Path) -> Iterator[None]:
     except Exception as error:
         # The library wraps the error that has the helpful message.
         reason = " ".join(str(error.__cause__ or error).split())
-        raise OptionError(option, f"{name} cannot be read: {reason}") from error
+        raise OptionError(option, f"{name} cannot be read ({reason})") from error

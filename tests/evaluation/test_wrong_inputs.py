@@ -163,7 +163,7 @@ WRONG: list[tuple[Try, object, str]] = [
     (gold, ("marked", ""), "found "),
     (template, "hello", "chat .*question"),
     (template, "{{ raise_exception('system first') }}", "chat .*system first"),
-    (template, "{% for m in messages %}", "chat .*template: "),
+    (template, "{% for m in messages %}", "chat .*template"),
 ]
 
 

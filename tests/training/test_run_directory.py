@@ -53,7 +53,7 @@ def cut(path: Path, size: int | None) -> None:
         path.write_bytes(whole[:size])
 
 
-UNFINISHED = "it has no manifest.json: it was not finished, or another tool wrote it"
+UNFINISHED = "it has no manifest.json, so it was not finished, or another tool wrote it"
 # A file of a checkpoint, how many of its bytes are left, and the fault.
 DAMAGES = [
     (MANIFEST_FILE, None, UNFINISHED),

@@ -65,7 +65,7 @@ def _content(file: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise OptionError("regrade", f"{file} is not a complete gzip file: {error}") from error
+        raise OptionError("regrade", f"{file} is not a complete gzip file ({error})") from error
 
 
 def _answer(record: JsonObject, benchmark: Benchmark) -> tuple[str, str]:

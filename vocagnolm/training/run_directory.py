@@ -159,7 +159,7 @@ def checkpoint_fault(checkpoint: str | Path, settings: Record | None = None) -> 
     manifest = json_or_empty(path / MANIFEST_FILE)
     files = manifest.get("files")
     if not files:
-        return f"it has no {MANIFEST_FILE}: it was not finished, or another tool wrote it"
+        return f"it has no {MANIFEST_FILE}, so it was not finished, or another tool wrote it"
     # Sizes reveal truncated files without reading gigabytes of weights.
     fault = size_fault(path, files)
     if fault:

@@ -52,7 +52,7 @@ class Chat:
         # A template can raise anything.
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise OptionError("chat", f"fails in the tokenizer's template: {reason}") from error
+            raise OptionError("chat", f"fails in the tokenizer's template ({reason})") from error
         return str(text)
 
     @cached_property
