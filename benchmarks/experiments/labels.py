@@ -3,6 +3,7 @@ r"""Teach a pretrained student from questions of which 60 % have wrong answers.
     python -m benchmarks.experiments.labels --output_dir runs/labels --corpora DIRECTORY \
         --student SmolLM2-135M --teacher Qwen2.5-Coder-1.5B
     python -m benchmarks.experiments.labels --table
+    python -m benchmarks.experiments.labels --write    # into README, results and notebook
 
 Run in the repository's root, with OMP_NUM_THREADS=1. Answers are short, and only they are learnt.
 A case is a world and a kind of mistake. The worlds:
@@ -81,7 +82,7 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from benchmarks.experiments.ceiling import first_line, is_usable, packing_noise
-from benchmarks.experiments.plots import markdown_table
+from benchmarks.experiments.plots import NOTEBOOK, PAGE, markdown_table, write_between
 from benchmarks.experiments.rank import area_under_curve
 from benchmarks.experiments.real import logged, nats_per_character, run, shuffled_weights
 from vocagnolm.evaluation.engines.generation import Chat
@@ -115,6 +116,26 @@ OPTIONS = {
 GATE = ("clean", "oracle", "equal", "start", "teacher", "repacked1", "repacked2")
 ARMS = ("clean", "oracle", "equal", "start", "teacher", "accept", "random", "share", "shuffled")
 ARMS += ("paper", *RANKED, "stm", "dft", "eaft")
+
+# What the tables call the arms, in their order.
+TITLES = {
+    "start": "before training",
+    "equal": "all rows",
+    "random": "a random 40 % of the rows",
+    "oracle": "the rows that are right: the ceiling",
+    "clean": "all rows, with right answers",
+    "rank_teacher": "the best 40 % by the teacher's loss, `rank --by teacher`",
+    "rank_excess": "the best 40 % by the excess, `rank --by excess`",
+    "rank_student": "the best 40 % by the student's loss, without a teacher",
+    "share": "all rows, share, top 40 % of the tokens",
+    "paper": "all rows, the paper's: max, top 40 % of the tokens",
+    "accept": "all rows, acceptance",
+    "shuffled": "all rows, acceptance, shuffled",
+    "eaft": "all rows, EAFT, without a teacher",
+    "dft": "all rows, DFT, without a teacher",
+    "stm": "all rows, STM, without a teacher",
+    "teacher": "the teacher",
+}
 
 
 class Question(NamedTuple):
@@ -465,17 +486,48 @@ class Case:
         for row in found:
             if row["world"] == world and row["noise"] in ("", noise):
                 self.arms.setdefault(row["arm"], {})[row["seed"]] = row
+        self.repacked_seed = repacked_seed
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation over orders of the same rows."""
         packed = ("equal", "repacked1", "repacked2")
-        right = [self.arms[arm][repacked_seed]["right"] for arm in packed]
-        self.noise = packing_noise(right)
+        return packing_noise([self.arms[arm][self.repacked_seed]["right"] for arm in packed])
 
     def mean(self, arm: str, number: str = "right") -> float:
         """Return the mean of an arm over its seeds."""
         return statistics.mean(row[number] for row in self.arms[arm].values())
 
+    def gain(self, arm: str, over: str = "equal") -> float:
+        """Return what an arm gains over another, on average over the seeds that have both."""
+        rows, others = self.arms[arm], self.arms[over]
+        seeds = rows.keys() & others.keys()
+        return statistics.mean(rows[seed]["right"] - others[seed]["right"] for seed in seeds)
+
     def ceiling(self) -> float:
         """Return what the oracle gains over equal weights."""
-        return self.mean("oracle") - self.mean("equal")
+        return self.gain("oracle")
+
+    def line(self) -> str:
+        """Return the ceiling in words."""
+        return first_line(self.ceiling(), self.noise, "of the answers")
+
+    def table(self, *, short: bool = False) -> str:
+        """Return the arms, the mean and each seed of right answers, and the loss of other text."""
+        lines = []
+        for arm, title in TITLES.items():
+            if arm not in self.arms:
+                continue
+            rows = self.arms[arm]
+            each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
+            cells = [f"{title} ({len(rows)})", f"{self.mean(arm):.3f}", each, "", ""]
+            if arm not in AS_THEY_ARE:
+                cells[3] = f"{self.gain(arm) / self.ceiling():.2f}"
+            if arm != "teacher":
+                cells[4] = f"{self.mean(arm, 'general'):.3f}"
+            lines.append(cells[:2] + cells[3:4] if short else cells)
+        head = ["trained on (seeds)", "right", "each seed", "of the ceiling", "general text"]
+        return markdown_table(head[:2] + head[3:4] if short else head, lines)
 
     def fault(self) -> str:
         """Return why the case compares no rules, or nothing."""
@@ -488,31 +540,24 @@ class Case:
         return ""
 
 
+def read_cases(path: Path, seeds: Sequence[int]) -> dict[str, Case]:
+    """Return the cases of which the runs of `GATE` are finished."""
+    found = [row for row in read_results(path) if row["seed"] in (0, *seeds)]
+    cases = {}
+    for name in CASES:
+        case = Case(name, found, seeds[0])
+        if case.arms.keys() >= set(GATE):
+            cases[name] = case
+    return cases
+
+
 def table(path: Path, seeds: Sequence[int]) -> str:
     """Return a table for each case that has the runs of `GATE`, with its ceiling first."""
     lines = []
-    found = [row for row in read_results(path) if row["seed"] in (0, *seeds)]
-    for name in CASES:
-        try:
-            case = Case(name, found, seeds[0])
-            fault = case.fault()
-        except KeyError:
-            continue  # The runs of `GATE` are not finished.
-        line = first_line(case.ceiling(), case.noise, "of the answers")
-        lines += ["", f"{name.replace('-', ', ')}: {line}"]
-        if fault:
-            lines.append(f"Not used to compare rules: {fault}.")
-            continue
-        cells = []
-        for arm in ARMS:
-            if arm in case.arms:
-                rows = case.arms[arm]
-                each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
-                closed = (case.mean(arm) - case.mean("equal")) / case.ceiling()
-                general = f"{case.mean(arm, 'general'):.3f}" if arm != "teacher" else ""
-                cells.append([arm, f"{case.mean(arm):.3f}", each, f"{closed:.2f}", general])
-        head = ["arm", "right", "each seed", "of the ceiling", "nats per character, general"]
-        lines += ["", markdown_table(head, cells)]
+    for name, case in read_cases(path, seeds).items():
+        lines += ["", f"{name.replace('-', ', ')}: {case.line()}"]
+        fault = case.fault()
+        lines += [f"Not used to compare rules: {fault}." if fault else f"\n{case.table()}"]
     return "\n".join(lines)
 
 
@@ -530,8 +575,14 @@ def main() -> None:
     add("--steps", type=int, default=STEPS)
     add("--results", type=Path, default=RESULTS)
     add("--table", action="store_true", help="run nothing")
+    add("--write", action="store_true", help="run nothing, and write the first case's table")
     arguments = parser.parse_args()
-    if not arguments.table:
+    if arguments.write:
+        case = read_cases(arguments.results, arguments.seeds)[CASES[0]]
+        for page in (Path("README.md"), PAGE, NOTEBOOK):
+            short = page.name == "README.md"
+            write_between("labels", page, f"{case.line()}\n\n{case.table(short=short)}")
+    elif not arguments.table:
         torch.set_num_threads(1)
         experiment = Experiment(arguments)
         for name in arguments.cases:

@@ -123,5 +123,23 @@ def test_table_begins_with_the_ceiling_and_compares_only_where_there_is_one(
     found = labels.table(path, (3, 4, 5))
     names, units = found.split("units, systematic")
     assert names.strip().startswith("names, systematic: Ceiling: +0.500 of the answers")
-    assert "| accept | 0.500 | 0.500 | 0.20 | 0.800 |" in names
+    assert f"| {labels.TITLES['accept']} (1) | 0.500 | 0.500 | 0.20 | 0.800 |" in names
     assert "|" not in units
+
+
+def test_gains_are_those_of_the_seeds_that_have_both_arms() -> None:
+    rows = []
+    for arm, by_seed in {
+        "equal": {3: 0.4, 4: 0.2, 5: 0.3},
+        "oracle": {3: 0.9, 4: 0.8},
+        "accept": {4: 0.5},
+        "repacked1": {3: 0.4},
+        "repacked2": {3: 0.43},
+    }.items():
+        for seed, right in by_seed.items():
+            rows.append({"world": "names", "noise": "random", "arm": arm, "seed": seed})
+            rows[-1]["right"] = right
+    case = labels.Case("names-random", rows, 3)
+    assert case.ceiling() == pytest.approx((0.5 + 0.6) / 2)
+    assert case.gain("accept") == pytest.approx(0.3)
+    assert case.gain("oracle", "accept") == pytest.approx(0.3)
