@@ -39,7 +39,7 @@ def first_line(ceiling: float, noise: float, unit: str) -> str:
     if ceiling <= noise:
         return f"{line} In this world there was nothing to gain."
     if not is_usable(ceiling, noise):
-        return f"{line} That is less than {TIMES} times the noise, so rules are not compared."
+        return f"{line} That is less than {TIMES} times the noise: too little to compare gains."
     return line
 
 

@@ -121,21 +121,23 @@ ARMS += ("paper", *RANKED, "stm", "dft", "eaft")
 TITLES = {
     "start": "before training",
     "equal": "all rows",
-    "random": "a random 40 % of the rows",
-    "oracle": "the rows that are right: the ceiling",
-    "clean": "all rows, with right answers",
-    "rank_teacher": "the best 40 % by the teacher's loss, `rank --by teacher`",
-    "rank_excess": "the best 40 % by the excess, `rank --by excess`",
-    "rank_student": "the best 40 % by the student's loss, without a teacher",
-    "share": "all rows, share, top 40 % of the tokens",
-    "paper": "all rows, the paper's: max, top 40 % of the tokens",
-    "accept": "all rows, acceptance",
-    "shuffled": "all rows, acceptance, shuffled",
-    "eaft": "all rows, EAFT, without a teacher",
-    "dft": "all rows, DFT, without a teacher",
-    "stm": "all rows, STM, without a teacher",
+    "random": "a random 40 %",
+    "oracle": "right rows: the ceiling",
+    "clean": "all rows, corrected",
+    "rank_teacher": "`rank --by teacher`, 40 %",
+    "rank_excess": "`rank --by excess`, 40 %",
+    "rank_student": "`rank --by student`, 40 %",
+    "share": "share, top 40 %",
+    "paper": "the paper's: max, top 40 %",
+    "accept": "acceptance",
+    "shuffled": "acceptance, shuffled",
+    "eaft": "EAFT",
+    "dft": "DFT",
+    "stm": "STM",
     "teacher": "the teacher",
 }
+# What README leaves out.
+DETAILS = ("clean", "shuffled", "eaft", "stm", "teacher")
 
 
 class Question(NamedTuple):
@@ -516,7 +518,7 @@ class Case:
         """Return the arms, the mean and each seed of right answers, and the loss of other text."""
         lines = []
         for arm, title in TITLES.items():
-            if arm not in self.arms:
+            if arm not in self.arms or (short and arm in DETAILS):
                 continue
             rows = self.arms[arm]
             each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
@@ -526,7 +528,7 @@ class Case:
             if arm != "teacher":
                 cells[4] = f"{self.mean(arm, 'general'):.3f}"
             lines.append(cells[:2] + cells[3:4] if short else cells)
-        head = ["trained on (seeds)", "right", "each seed", "of the ceiling", "general text"]
+        head = ["arm (seeds)", "right", "each seed", "of the ceiling", "general text"]
         return markdown_table(head[:2] + head[3:4] if short else head, lines)
 
     def fault(self) -> str:

@@ -1,6 +1,7 @@
 """Print the tables of `pool` and `forgetting`.
 
     python -m benchmarks.experiments.pool_results
+    python -m benchmarks.experiments.pool_results --write    # into results and notebook
 
 Reads `pool.jsonl` and `forgetting.jsonl` beside this file, or those of `--directory`. Nothing is
 trained. Numbers are nats per character, means over seeds, and in brackets the smallest and the
@@ -19,10 +20,17 @@ from typing import Any
 
 from benchmarks.experiments.ceiling import first_line, packing_noise
 from benchmarks.experiments.forgetting import RATES, RULES_OF_CURVES, RULES_OF_EPOCHS
-from benchmarks.experiments.plots import markdown_table
-from benchmarks.experiments.pool import JUNK, PAGE_ARMS, TOKEN_ARMS, read_rows
+from benchmarks.experiments.plots import NOTEBOOK, PAGE, markdown_table, write_between
+from benchmarks.experiments.pool import AGAIN, JUNK, PAGE_ARMS, TOKEN_ARMS, read_rows
 from benchmarks.experiments.real_results import signed
 
+# What the tables call the arms. Others are scores of `rank`, or rules for tokens.
+TITLES = {
+    "random": "a random quarter",
+    "oracle": "right pages: the ceiling",
+    "excess_reversed": "`rank --by excess --reverse`",
+    "student_reversed": "`rank --by student --reverse`",
+}
 GENERAL = ("encyclopaedia", "stories", "code", "dialogue")
 Row = dict[str, Any]
 
@@ -63,12 +71,14 @@ def pool_tables(rows: list[Row]) -> Iterator[str]:
         again = {"random": "again", "oracle": "oracle_again"}.get(row["arm"])
         pairs += [(row, other) for other in rows if other["arm"] == again and at(other) == at(row)]
     noise = noise_of(pairs)
-    for junk in sorted({row["junk"] for row in rows}):
+    for junk in sorted({row["junk"] for row in rows}, reverse=True):
         for teacher in sorted({row["teacher"] for row in rows} - {""}) or [""]:
             mine = [row for row in rows if row["junk"] == junk and row["teacher"] in ("", teacher)]
-            yield f"{junk} % junk, {teacher}\n"
-            yield f"{pool_table(mine, noise, start)}\n"
-            yield f"{auc_table([row for row in mine if row['arm'] == 'auc'])}\n"
+            yield f"{junk} % junk, {teacher}:"
+            if any(row["arm"] == "oracle" for row in mine):
+                yield pool_table(mine, noise, start)
+            if areas := auc_table([row for row in mine if row["arm"] == "auc"]):
+                yield areas
 
 
 def at(row: Row) -> tuple[int, int]:
@@ -89,20 +99,23 @@ def pool_table(rows: list[Row], noise: float, start: Row | None) -> str:
         line = first_line(statistics.mean(ceilings.values()), noise, "nats per character") + "\n\n"
     lines = []
     if start:
-        lines.append(["before", "", "", cell(clean(start) - clean(r) for r in random.values()), ""])
+        lines.append(["before", "", cell(clean(start) - clean(r) for r in random.values()), ".000"])
     for arm, by_seed in by_arm.items():
+        if arm in AGAIN:
+            continue  # They show the noise.
         seeds = sorted(by_seed.keys() & random.keys())
         if not seeds:
             continue
         kept = [right_share(by_seed[s]) for s in seeds]
-        gains = [clean(random[s]) - clean(by_seed[s]) for s in seeds]
-        of_ceiling = [g / ceilings[s] for g, s in zip(gains, seeds, strict=True) if s in ceilings]
-        cells = [f"{arm} ({len(seeds)})", f"{100 * statistics.mean(kept):.0f} %"]
-        cells += [f"{100 * statistics.mean(of_ceiling):.0f} %" if of_ceiling else ""]
-        cells += [cell(-gain for gain in gains)]
-        cells += [cell(general(by_seed[s]) - general(start) for s in seeds) if start else ""]
+        title = TITLES.get(arm, f"`rank --by {arm}`" if arm in PAGE_ARMS else arm)
+        cells = [f"{title} ({len(seeds)})", f"{100 * statistics.mean(kept):.0f} %"]
+        cells += [cell(clean(by_seed[s]) - clean(random[s]) for s in seeds)]
+        if start:
+            lost = [general(by_seed[s]) - general(start) for s in seeds]
+            cells += [signed(statistics.mean(lost))]
         lines.append(cells)
-    heads = ["arm (seeds)", "right", "of the ceiling", "less random", "general text, less before"]
+    heads = ["trained on (seeds)", "right", "loss, less random", "general text, less before"]
+    heads = heads if start else heads[:3]
     return line + markdown_table(heads, lines)
 
 
@@ -198,10 +211,16 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path(__file__).parent)
-    directory = parser.parse_args().directory
+    parser.add_argument("--write", action="store_true", help="the first pool, into the pages")
+    arguments = parser.parse_args()
+    directory: Path = arguments.directory
     pools = read_rows(directory / "pool.jsonl")
-    for table in pool_tables(pools) if pools else ():
-        sys.stdout.write(f"{table}\n")
+    tables = list(pool_tables(pools)) if pools else []
+    for table in tables:
+        sys.stdout.write(f"{table}\n\n")
+    if arguments.write:
+        write_between("pool", NOTEBOOK, "\n\n".join(tables))
+        write_between("pool", PAGE, tables[1])
     rows = read_rows(directory / "forgetting.jsonl")
     for world in ("clean", "noisy"):
         if any(row["pages"] == world for row in rows):

@@ -1,7 +1,7 @@
 """Make the tables and figures of `real` from `real.jsonl`.
 
     python -m benchmarks.experiments.real_results            # print the tables
-    python -m benchmarks.experiments.real_results --write    # into README, results and notebook
+    python -m benchmarks.experiments.real_results --write    # into results and notebook
 
 Run in the repository's root. Nothing is trained. The runs of a table have the same student,
 teacher, number of tokens and learning rate. `docs/images/make.py` draws the figures.
@@ -186,15 +186,6 @@ def kinds_table(results: Results, world: str, *, with_ranges: bool = True) -> st
     return plots.markdown_table(["rule (seeds)", *KINDS.values()], rows)
 
 
-def page_tables(results: Results) -> dict[Path, str]:
-    """Return the tables of README and of the results page: the pages with wrong solutions."""
-    line = ceiling_line(results, "noisy")
-    return {
-        Path("README.md"): line + kinds_table(results, "noisy", with_ranges=False),
-        plots.PAGE: line + kinds_table(results, "noisy"),
-    }
-
-
 def ceiling_line(results: Results, world: str) -> str:
     """Return what pages with nothing wrong gain, as a paragraph, or nothing without such runs."""
     gains = [-value for value in results.differences(world, CEILING)]
@@ -367,7 +358,7 @@ def draw_answers() -> Any:
 def main() -> None:
     """Print the tables and, with --write, write them into the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="into README, results and notebook")
+    parser.add_argument("--write", action="store_true", help="into results and notebook")
     arguments = parser.parse_args()
     groups = read_results()
     for (student, teacher, tokens, rate), results in groups.items():
@@ -380,8 +371,11 @@ def main() -> None:
     for table in (guidance_table(), rates_table(), answers_table(), losses_table()):
         sys.stdout.write(f"\n{table}\n")
     if arguments.write:
-        for page, table in page_tables(picked()).items():
-            plots.write_between("real", page, table)
+        line = ceiling_line(picked(), "noisy")
+        plots.write_between(
+            "real", plots.PAGE, line + kinds_table(picked(), "noisy", with_ranges=False)
+        )
+        plots.write_between("real", plots.NOTEBOOK, kinds_table(picked(), "noisy"))
         plots.write_between("guidance", plots.NOTEBOOK, guidance_table())
         plots.write_between("rates", plots.NOTEBOOK, rates_table())
         plots.write_between("answers", plots.NOTEBOOK, answers_table())
