@@ -85,7 +85,7 @@ def run_stages(
         stage.start()
         stage.join()
         if stage.exitcode:
-            report.say(FAILED, f"it ended with {stage.exitcode}")
+            report.say(FAILED, f"it hung or crashed, with exit status {stage.exitcode}")
         if DONE in read(file).get(name, ()):
             taken += (time.monotonic() - began_s) / 60 - gone
             expected += STAGES[name].minutes
