@@ -179,8 +179,8 @@ class ServerScorer:
         if isinstance(losses, str):
             raise OptionError(
                 "api",
-                f"is {self._api}, but {self._url} has no losses of a prompt ({losses}): give the "
-                f"server's kind ({', '.join(APIS)}), or serve the teacher with vLLM or SGLang",
+                f"is {self._api}, but {self._url} gives no losses for a prompt ({losses}): give "
+                f"the server's kind ({', '.join(APIS)}), or serve the teacher with vLLM or SGLang",
             )
         self._adapter.max_retries = RETRIES
 
