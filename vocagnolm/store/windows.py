@@ -142,7 +142,8 @@ class HFScorer:
             input_ids=ids_BT,
             position_ids=positions_BT,
             labels=labels_BT,
-            label_tokens=sum(window.scored for window in windows),
+            # Fewer rows of the head may round otherwise, and a store on a CPU keeps its bits.
+            label_tokens=sum(window.scored for window in windows) if self._packs else None,
             segments=segments._replace(edges=self._to_device(segments.edges)),
             token_losses=True,
         )
