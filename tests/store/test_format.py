@@ -184,7 +184,7 @@ def test_verify_finds_any_damaged_byte(
         path.write_bytes(damage(rng, good))
         assert list(find_faults(directory, shards, by_hash=True)) == [path.name]
         if damage is truncated:
-            with pytest.raises(ValueError, match=f"damaged, 1 of 3 shards: {path.name}"):
+            with pytest.raises(ValueError, match=f"1 of 3 shards.*{path.name}"):
                 Store(directory)
         path.write_bytes(good)
     path.unlink()
