@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.experiments import ceiling, conversations, labels, methods, worlds
+from benchmarks.experiments import (
+    ceiling,
+    conversations,
+    label_worlds,
+    labels,
+    methods,
+    worlds,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +73,14 @@ def test_conversations_gain_what_right_solutions_add(
     assert conversations.ceiling_line([cases[0], worlds.DemoWorld(tmp_path / "other")]) == ""
 
 
-@pytest.mark.parametrize("world", labels.WORLDS)
+@pytest.mark.parametrize("world", label_worlds.WORLDS)
 @pytest.mark.parametrize("noise", ["systematic", "random"])
 def test_rows_have_the_share_of_mistakes_that_arms_expect(world: str, noise: str) -> None:
-    asked = {question.text: question.answers for question in labels.questions(world, 0, 3)}
-    rows = {kind: labels.rows(world, noise, kind, 3) for kind in ("all", "clean", *labels.KINDS)}
+    asked = {question.text: question.answers for question in label_worlds.questions(world, 0, 3)}
+    rows = {
+        kind: label_worlds.rows(world, noise, kind, 3)
+        for kind in ("all", "clean", *label_worlds.KINDS)
+    }
     wrong = [row for row in rows["all"] if row["completion"] != asked[row["prompt"]][0]]
     assert len(wrong) == 180
     assert [row for row in rows["all"] if not row["right"]] == wrong
@@ -85,12 +95,12 @@ def test_rows_have_the_share_of_mistakes_that_arms_expect(world: str, noise: str
     assert rows["repacked1"] != rows["all"]
 
 
-@pytest.mark.parametrize("world", labels.WORLDS)
+@pytest.mark.parametrize("world", label_worlds.WORLDS)
 def test_held_out_questions_are_in_no_training_set(world: str) -> None:
-    held_out = {question.text for question in labels.questions(world, 1, 0)}
-    assert len(held_out) == labels.HELD_OUT
+    held_out = {question.text for question in label_worlds.questions(world, 1, 0)}
+    assert len(held_out) == label_worlds.HELD_OUT
     for seed in range(3, 6):
-        assert not held_out & {question.text for question in labels.questions(world, 0, seed)}
+        assert not held_out & {question.text for question in label_worlds.questions(world, 0, seed)}
 
 
 def test_candidates_cost_what_they_cost_when_read_alone() -> None:
