@@ -129,6 +129,8 @@ def main() -> None:
     add = parser.add_argument
     add("--pages", nargs="+", choices=("clean", "noisy", "epochs"), default=("clean", "epochs"))
     add("--seeds", type=int, nargs="+", default=[3, 4, 5])
+    rules = list(dict.fromkeys([*RULES_OF_CURVES, *RULES_OF_EPOCHS]))
+    add("--rules", nargs="+", choices=rules, default=rules)
     add("--rates", type=float, nargs="+", default=RATES, help="of the curves")
     add("--tokens", type=int, default=12 * STEP_TOKENS, help="of a run of the curves")
     arguments = parser.parse_args()
@@ -139,12 +141,14 @@ def main() -> None:
         for world in arguments.pages:
             if world == "epochs":
                 for rule in RULES_OF_EPOCHS:
-                    forgetting.run_once(world, rule, seed, arguments.learning_rate)
+                    if rule in arguments.rules:
+                        forgetting.run_once(world, rule, seed, arguments.learning_rate)
                 continue
             for rate in arguments.rates:
                 for rule in RULES_OF_CURVES:
                     # The noise of packing is measured at the middle rate.
-                    if rule != "again" or rate == RATES[1]:
+                    is_wanted = rule != "again" or rate == RATES[1]
+                    if is_wanted and rule in arguments.rules:
                         forgetting.run_once(world, rule, seed, rate)
 
 
