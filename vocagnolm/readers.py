@@ -80,11 +80,8 @@ class Reader:
     limit: int
     # How conversations are read.
     template: Template | None = None
-
-    @property
-    def role(self) -> Role:
-        """Which model it is: documents end only for a student."""
-        return "teacher" if self.end is None else "student"
+    # What errors call the model.
+    role: Role = "teacher"
 
     @property
     def text_limit(self) -> int:
@@ -105,7 +102,7 @@ class Reader:
         Only for a student do the ends of answers have labels, because they are not content.
         """
         assert self.template is not None, "templates are checked before"
-        special = special_ids(self.tokenizer) if self.role == "student" else None
+        special = None if self.end is None else special_ids(self.tokenizer)
         # A string is the reason why the conversation cannot be rendered.
         rendered = [self.template.render(conversation) for conversation in conversations]
         texts = [rendering.text for rendering in rendered if not isinstance(rendering, str)]
@@ -133,7 +130,7 @@ class Reader:
         """Check what the template writes, and warn if its answers have no end."""
         assert self.template is not None
         check_date(self.template.source, named(f"{self.role}_chat_template"))
-        if self.role != "student":
+        if self.end is None:
             return
         # The probe is a question and an answer of one character each. The answer must end with a
         # special token, or its end has no label.
@@ -169,15 +166,19 @@ def student_reader(
     if template and chat_template:
         tokenizer.chat_template = chat_template.source
     start = start_id(tokenizer, "student")
-    return Reader(tokenizer, start, tokenizer.eos_token_id, max_length, chat_template)
+    end = tokenizer.eos_token_id
+    return Reader(tokenizer, start, end, max_length, chat_template, "student")
 
 
 def teacher_reader(
-    tokenizer: PreTrainedTokenizerBase, context: int, template: str | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    context: int,
+    template: str | None = None,
+    role: Role = "teacher",
 ) -> Reader:
     """Read documents as `<start> text` in at most `context` tokens."""
-    chat_template = template_of(tokenizer, "teacher", template)
-    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context, chat_template)
+    chat_template = template_of(tokenizer, role, template)
+    return Reader(tokenizer, start_id(tokenizer, role), None, context, chat_template, role)
 
 
 def template_of(

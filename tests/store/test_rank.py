@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from vocagnolm import __main__
 from vocagnolm.chat.formats import Conversation, read_row
 from vocagnolm.corpus import load_corpus
-from vocagnolm.readers import teacher_reader
+from vocagnolm.readers import teacher_reader, template_of
 from vocagnolm.spans import encode, encode_rendered
 from vocagnolm.store.choice import kept_count
 from vocagnolm.store.format import Store, StoredDocument
@@ -347,3 +347,31 @@ def test_model_scores_the_corpus_where_there_is_no_store(
     for row, other in zip(found, expected, strict=True):
         assert row == pytest.approx(other, abs=1e-3)
     assert Store(tmp_path / "model/teacher_losses").manifest["documents"] == len(set(texts))
+
+
+def test_models_without_a_template_read_conversations_in_given_ones(
+    teacher: Path,
+    teacher_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # For the command, the same model by another name is another model.
+    shutil.copytree(teacher, tmp_path / "student")
+    corpus = tmp_path / "talks.jsonl"
+    corpus.write_text(json.dumps({"messages": as_messages(TURNS[0])}) + "\n")
+    argv = ["rank", f"--dataset={corpus}", f"--output_dir={tmp_path / 'out'}"]
+    models = {"student": tmp_path / "student", "teacher": teacher}
+    templates = {"student": "plain", "teacher": "chatml"}
+    for role, model in models.items():
+        argv.append(f"--{role}={model}")
+    for role, template in templates.items():
+        assert __main__.main(argv) == 2
+        assert f"error: --{role}_chat_template " in capsys.readouterr().err
+        argv.append(f"--{role}_chat_template={template}")
+    assert __main__.main(argv) == 0
+    for role, template in templates.items():
+        stored = Store(tmp_path / "out" / f"{role}_losses").manifest["chat_template"]
+        expected = template_of(teacher_tokenizer, "teacher", template)
+        assert expected is not None
+        assert stored == expected.source
+    assert len(lines(tmp_path / "out/ranks.jsonl")) == 1

@@ -79,6 +79,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         )
         model_help = "Model to score with: a hub name or a directory."
         add(f"--{role}", group=of_role, hub="model", help=model_help)
+        template_help = "For conversations: plain, chatml or a file; default: the model's own."
+        add(f"--{role}_chat_template", needs=[role], help=template_help)
     parser.add_dataset(required=True)
     add("--output_dir", type=Path, required=True, help="For the results.")
     add(
@@ -169,6 +171,7 @@ def _open_stores(options: argparse.Namespace, turns: bool) -> list[StoredReader]
             job = argparse.Namespace(**(vars(make_parser().parse_args([])) | vars(options)))
             # For `vocagnolm score`, any model is a teacher.
             job.teacher, job.role, job.dataset = getattr(options, role), role, [options.dataset]
+            job.teacher_chat_template = getattr(options, f"{role}_chat_template")
             job.output_dir = options.output_dir / f"{role}_losses"
             score(job)
             readers[role] = StoredReader([Store(job.output_dir)])

@@ -256,9 +256,9 @@ def _load(
 
 def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
     """Load the teacher's tokenizer, with the context that the options allow, and the corpus."""
-    tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
+    tokenizer = source.checked_tokenizer(config, options.role, options.teacher_tokenizer)
     context, min_context = _context_of(config, options)
-    reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
+    reader = teacher_reader(tokenizer, context, options.teacher_chat_template, options.role)
     corpora = []
     for name, corpus_options in corpora_of(options):
         part = load_corpus(name, **corpus_options)
