@@ -211,13 +211,13 @@ def _settings_of_argparse(declared: Option, kind: Any, is_list: bool) -> dict[st
     elif declared.choices:
         settings["choices"] = declared.choices
     elif kind is bool:
-        settings |= {"nargs": "?", "const": True, "type": _switch}
+        settings |= {"nargs": "?", "const": True, "type": switch}
     elif kind in (int, float):
         settings["type"] = kind
     return settings
 
 
-def _switch(text: str) -> bool:
+def switch(text: str) -> bool:
     """Read the value of a switch."""
     if text.lower() in ("true", "t", "yes", "y", "1"):
         return True

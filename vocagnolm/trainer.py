@@ -30,6 +30,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import check_adapted
+from vocagnolm.models.compiled import compile_layers
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks
@@ -43,7 +44,7 @@ from vocagnolm.training.in_python import (
     used_teacher,
 )
 from vocagnolm.training.job import Job, settings_of
-from vocagnolm.training.models import Models, compile_layers, load_models
+from vocagnolm.training.models import Models, load_models
 from vocagnolm.training.packed import Packed, make_collator, settings_of_data
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
@@ -228,7 +229,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # The probes have run, so their few tokens are not what is compiled for.
         if self._compiles:
             for model in (self.model, *self.online_teachers):
-                compile_layers(model, self.args)
+                compile_layers(model, self.args.torch_compile_backend, self.args.torch_compile_mode)
         with self.resuming(resume_from_checkpoint) as checkpoint:
             output = super().train(checkpoint, *args, **kwargs)
         # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
@@ -254,7 +255,7 @@ class VocAgnoTrainer(ResumableTrainer):
         student = super().call_model_init(trial)
         check_adapted(student)
         if self._compiles:
-            compile_layers(student, self.args)
+            compile_layers(student, self.args.torch_compile_backend, self.args.torch_compile_mode)
         return add_token_losses(student, self.args.device)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -20,12 +20,12 @@ from benchmarks.gpu_first.report import Report, free_memory, timed
 from benchmarks.harness import WARM_UP_TURNS, Skipped, take_turns
 from benchmarks.models import backward, has_cuda, make_config, make_model
 from benchmarks.steps import CPT, ONLINE, TEACHER, Size, Steps
+from vocagnolm.models.compiled import compile_layers
 from vocagnolm.models.cost import model_work, sizes_of
 from vocagnolm.models.load import fp8_products
 from vocagnolm.run.plan import device_bytes, fill_device
 from vocagnolm.store.windows import HFScorer, Window
 from vocagnolm.training.config import VocAgnoConfig
-from vocagnolm.training.models import compile_layers
 
 SCORE, SHAPE = "score", "shape"
 _TURNS, _SHOWN = 4, 12
@@ -110,7 +110,7 @@ class Variant:
             # As with --torch_compile, except on a CPU, where Inductor takes minutes.
             args.torch_compile_backend = "inductor" if has_cuda() else "aot_eager"
             for model in models:
-                compile_layers(model, args)
+                compile_layers(model, args.torch_compile_backend)
 
 
 def _fill(size: Size, report: Report) -> Size:
@@ -177,7 +177,7 @@ def _score(report: Report, steps: Steps) -> None:
     rng, words = random.Random(0), range(steps.teacher.config.vocab_size)
     lengths = [min(context, 2 + int(rng.lognormvariate(0, 1) * context / 4)) for _ in range(count)]
     windows = [Window(n, rng.choices(words, k=size), size - 1) for n, size in enumerate(lengths)]
-    scorer = HFScorer(steps.teacher, _SCORED_TOKENS)
+    scorer = HFScorer(steps.teacher, _SCORED_TOKENS, steps.trainer.args.torch_compile_backend)
     scorer.losses(windows)  # compiles, and warms up
     taken = [timed(lambda: scorer.losses(windows)) for _ in range(3)]
     seconds, gib = sorted(taken)[1]

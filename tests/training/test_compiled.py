@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from references import largest_difference
@@ -20,6 +22,7 @@ from vocagnolm import attention
 from vocagnolm.attention import TORCH_VARLEN, RowSegments, segments_of
 from vocagnolm.collator import PackedCollator
 from vocagnolm.record import differences
+from vocagnolm.store.windows import HFScorer, Window
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import settings_of
 
@@ -181,6 +184,30 @@ def test_compiled_run_resumes_exactly(make: Make, tmp_path: Path) -> None:
     # The names are those of the model.
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float64)
     assert_equal_weights(saved.state_dict(), whole.model.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packs", [False, True])
+def test_scorer_is_compiled_whole_and_at_most_three_times_in_batches_of_any_shape(
+    packs: bool, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_reference", as_kernel)
+    models = copy.deepcopy(pair[1]), copy.deepcopy(pair[1])
+    for model in models:
+        model.set_attn_implementation(TORCH_VARLEN if packs else "sdpa")
+    eager, compiled = HFScorer(models[0], 256), HFScorer(models[1], 256, "aot_eager")
+    rng, shapes = random.Random(0), []
+    models[1].model.register_forward_pre_hook(
+        lambda _, __, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
+    )
+    while len(shapes) < 50:
+        lengths = [1 + int(300 * rng.random() ** 3) for _ in range(20)]
+        windows = [Window(n, [1, *rng.choices(range(90), k=k)], k) for n, k in enumerate(lengths)]
+        for row, expected in zip(compiled.losses(windows), eager.losses(windows), strict=True):
+            np.testing.assert_allclose(row, expected, rtol=1e-5)
+    assert len(set(shapes)) > 20
+    assert not counters["graph_break"], counters["graph_break"]
+    assert 0 < counters["stats"]["unique_graphs"] <= 3
 
 
 def test_student_of_model_init_is_compiled(

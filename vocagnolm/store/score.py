@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from vocagnolm.cli import Exit, Parser, shell
+from vocagnolm.cli import Exit, Parser, shell, switch
 from vocagnolm.fields import OptionError, in_range, json_settings
 from vocagnolm.shell.io import print_main
 from vocagnolm.store.format import SHARDS, find_faults, manifest_of
@@ -66,6 +66,14 @@ def make_parser() -> Parser:
     parser.add_dtype(excludes=excludes)
     add("--quantization", help="A transformers quantization config, as JSON.")
     add("--attn_implementation", help="As in from_pretrained.")
+    add(
+        "--torch_compile",
+        nargs="?",
+        const=True,
+        default=False,
+        type=switch,
+        help="Compile the layers, which changes losses by rounding; true or false.",
+    )
     add = partial(parser.add_argument, needs=["server"], excludes=["verify"])
     parser.add_argument("--server", metavar="URL", help="Server that runs the teacher.")
     add("--served_model", metavar="NAME", help="The teacher's name on that server.")

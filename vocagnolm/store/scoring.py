@@ -220,7 +220,9 @@ def score(options: Namespace) -> None:
     else:
         if state.is_main_process:
             logger.info("%s computes in %s (%s)", options.teacher, dtype, why)
-        scorer = HFScorer(_load(source, config, dtype, options), options.batch_tokens)
+        # Compiled or not is no setting of the store: it changes losses by rounding, as batches do.
+        backend = "inductor" if options.torch_compile else None
+        scorer = HFScorer(_load(source, config, dtype, options), options.batch_tokens, backend)
     while plan:
         score_corpus(job.part(plan), scorer, settings)
         # Another job may have written shards of another corpus at the same time, some of them in

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.attention import segments_of, takes_segments
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.models.compiled import compile_layers
 from vocagnolm.store.format import LossArray
 from vocagnolm.token_loss import add_token_losses
 
@@ -71,11 +72,15 @@ class HFScorer:
     """Scores windows with a causal LM of `transformers`, which is frozen, on the model's device.
 
     A batch has at most `batch_tokens` positions, including padding, unless a single window is
-    longer. If the model's attention takes segments, windows are packed, without padding.
+    longer. If the model's attention takes segments, windows are packed, without padding. A backend
+    of `torch.compile` compiles the model's layers.
     """
 
-    def __init__(self, model: PreTrainedModel, batch_tokens: int):
+    def __init__(self, model: PreTrainedModel, batch_tokens: int, backend: str | None = None):
         self._model = add_token_losses(model.train(False).requires_grad_(False))
+        # Every batch has another shape.
+        if backend:
+            compile_layers(model, backend, dynamic=True)
         self._batch_tokens = batch_tokens
         self._packs = takes_segments(model)
 

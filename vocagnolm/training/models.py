@@ -7,25 +7,19 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.liger import apply_liger_kernel
 
 from vocagnolm.attention import TORCH_VARLEN, why_not_varlen
 from vocagnolm.fields import OptionError, named, one_for_each
 from vocagnolm.models.adapters import adapt, check_adapted, lora_config
-from vocagnolm.models.cost import Sizes, decoder_layers, sizes_of
+from vocagnolm.models.cost import Sizes, sizes_of
 from vocagnolm.models.load import ModelSource, choose_dtype, context_length, quantization
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.objective import StoredTeacher
 from vocagnolm.readers import Reader, TeacherReaders, student_reader, teacher_reader
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
-from vocagnolm.token_loss import inner_model
 from vocagnolm.tokenizer import Role, check_same_tokens, tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import Job
@@ -256,18 +250,6 @@ def load_models(
     if job.peft_config is not None:
         student = adapt(student, job.peft_config, args.seed)
     return student, teachers
-
-
-def compile_layers(model: nn.Module, args: TrainingArguments) -> None:
-    """Compile each repeated layer of a model in place, which leaves the names of its weights.
-
-    Layers of one kind share what is compiled. The embeddings, the head in tiles and the alignment
-    stay as they are. DDP and FSDP2 may wrap the model before or after.
-    """
-    for layer in decoder_layers(inner_model(model)):
-        layer.compile(
-            backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
-        )
 
 
 def load_weights(
