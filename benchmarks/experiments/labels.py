@@ -113,12 +113,12 @@ GATE = ("clean", "oracle", "equal", "start", "teacher", "repacked1", "repacked2"
 ARMS = ("clean", "oracle", "equal", "start", "teacher", "accept", "random", "share", "shuffled")
 ARMS += ("paper", *RANKED, "stm", "dft", "eaft")
 
-# What the tables call the arms, in their order.
+# What the tables call the arms, in their order: the rows that are trained on, or a rule.
 TITLES = {
     "start": "before training",
     "equal": "all rows",
     "random": "a random 40 %",
-    "oracle": "right rows: the ceiling",
+    "oracle": "rows with right answers: the ceiling",
     "clean": "all rows, corrected",
     "rank_teacher": "`rank --by teacher`, 40 %",
     "rank_excess": "`rank --by excess`, 40 %",
@@ -362,7 +362,8 @@ class Case:
             if arm != "teacher":
                 cells[4] = f"{self.mean(arm, 'general'):.3f}"
             lines.append(cells[:2] + cells[3:4] if short else cells)
-        head = ["arm (seeds)", "right", "each seed", "of the ceiling", "general text"]
+        head = ["rows or rule (seeds)", "right answers"]
+        head += ["each seed", "of the ceiling", "general text"]
         return markdown_table(head[:2] + head[3:4] if short else head, lines)
 
     def fault(self) -> str:

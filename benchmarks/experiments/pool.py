@@ -9,7 +9,7 @@ pages between boilerplate, shuffled words, French, and one page repeated. The ot
 choices and the order of its pages. All arms train on as many tokens.
 
     random     a random part of the pool
-    oracle     right pages only
+    oracle     mathematics only
     again      the random part in another order, and oracle_again the oracle's: the noise of packing
     excess ... what `vocagnolm rank --keep` keeps by a score, best first, or by its other end
     const ...  a rule for tokens on the random part, packed as guided runs pack

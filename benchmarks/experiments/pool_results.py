@@ -27,7 +27,7 @@ from benchmarks.experiments.real_results import signed
 # What the tables call the arms. Others are scores of `rank`, or rules for tokens.
 TITLES = {
     "random": "a random quarter",
-    "oracle": "right pages: the ceiling",
+    "oracle": "mathematics alone: the ceiling",
     "excess_reversed": "`rank --by excess --reverse`",
     "student_reversed": "`rank --by student --reverse`",
 }
@@ -114,13 +114,13 @@ def pool_table(rows: list[Row], noise: float, start: Row | None) -> str:
             lost = [general(by_seed[s]) - general(start) for s in seeds]
             cells += [signed(statistics.mean(lost))]
         lines.append(cells)
-    heads = ["trained on (seeds)", "right", "loss, less random", "general text, less before"]
+    heads = ["trained on (seeds)", "mathematics", "loss, less random", "general text, less before"]
     heads = heads if start else heads[:3]
     return line + markdown_table(heads, lines)
 
 
 def right_share(row: Row) -> float:
-    """Return the share of the tokens of right pages among those that a run trained on."""
+    """Return the share of the tokens of mathematics among those that a run trained on."""
     return float(sum(share for kind, share in row["shares"].items() if kind not in JUNK))
 
 

@@ -479,13 +479,14 @@ def store() -> Any:
 
 
 def rules(theme: Theme) -> str:
-    """Draw which rule to begin with."""
+    """Draw what to begin with."""
     questions = (
-        ("Is the text clean, and of one subject?", "plain pretraining", "--method cpt"),
+        ("Is training on the good rows alone no better than on all?", "plain training",
+         "--method cpt"),
+        ("Are many short answers wrong, and does the teacher know?",
+         "the rows with the lowest teacher loss", "rank --by teacher --keep"),
         ("Have you a good model with the student's tokenizer?", "acceptance by it",
          "--method rho1 --selection accept"),
-        ("Is much of it wrong, and does the teacher know?", "share, top 40 %",
-         "--aggregation share"),
     )  # fmt: skip
     wide, high, right, step = 300.0, 46.0, 372.0, 86.0
 
@@ -513,7 +514,7 @@ def rules(theme: Theme) -> str:
         mono = f'text-anchor="middle" font-size="13" font-family="{MONO}"'
         yield text(x + wide / 2, y + 37, options, theme["ink"], mono)
 
-    title = "Which rule to begin with"
+    title = "What to begin with"
     return svg(right + wide + 2, 8 + 3 * step + high, title, parts())
 
 
