@@ -30,6 +30,7 @@ The arms of a seed have equal questions and as many steps:
     dft, stm, eaft     the rules without a teacher
     rank_excess, rank_teacher, rank_student     as many rows as the oracle has, the best by a score
                        of `vocagnolm rank`; the last needs no teacher
+    relabelled         all rows, each with the candidate that the teacher finds likeliest
     start, teacher     are judged as they are
 
 The arms of `GATE` come first, with the first seed. The other arms are run only if the teacher has
@@ -56,6 +57,11 @@ teacher's loss .997, of the excess .922, of the student's loss .499):
 9.  `rank_excess` closes at least half of the ceiling, and less than `rank_teacher`, in every usable
     case: these students know nothing yet that would make a difference of losses better than one.
 10. The order of the three scores by AUC is their order by right answers, in every usable case.
+
+One more was written when two cases had `rank_...`, and before any run of `relabelled`:
+
+11. `relabelled` closes as much of the ceiling as `rank_teacher`, less the noise, or more, in every
+    usable case: a teacher that can tell which answers are right can as well give them.
 
 A finished run is a line of the results and is not repeated, so the command can be interrupted.
 """
@@ -111,7 +117,7 @@ OPTIONS = {
 }
 GATE = ("clean", "oracle", "equal", "start", "teacher", "repacked1", "repacked2")
 ARMS = ("clean", "oracle", "equal", "start", "teacher", "accept", "random", "share", "shuffled")
-ARMS += ("paper", *RANKED, "stm", "dft", "eaft")
+ARMS += ("paper", *RANKED, "stm", "dft", "eaft", "relabelled")
 
 # What the tables call the arms, in their order: the rows that are trained on, or a rule.
 TITLES = {
@@ -123,6 +129,7 @@ TITLES = {
     "rank_teacher": "`rank --by teacher`, 40 %",
     "rank_excess": "`rank --by excess`, 40 %",
     "rank_student": "`rank --by student`, 40 %",
+    "relabelled": "all rows, answered by the teacher",
     "share": "share, top 40 %",
     "paper": "the paper's: max, top 40 %",
     "accept": "acceptance",
@@ -158,7 +165,13 @@ class Experiment:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                lines = [json.dumps(row) + "\n" for row in rows(world, noise, kind, seed)]
+                found = rows(world, noise, kind, seed)
+                if kind == "relabelled":
+                    asked = questions(world, 0, seed)
+                    chosen = likeliest(self.teacher, asked)
+                    for row, question, at in zip(found, asked, chosen, strict=True):
+                        row |= {"completion": question.answers[at], "right": at == 0}
+                lines = [json.dumps(row) + "\n" for row in found]
                 directory.mkdir()
                 (directory / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
         return directory
@@ -205,7 +218,7 @@ class Experiment:
         rule = OPTIONS.get(arm, "--method=cpt")
         if STORED in rule:
             rule = rule.format(losses=self.losses(world, noise, seed))
-        kind = arm if arm in (*KINDS, *RANKED, "clean") else "all"
+        kind = arm if arm in (*KINDS, *RANKED, "clean", "relabelled") else "all"
         corpus = self.corpus(world, noise, kind, seed)
         directory = self.root / f"{world}-{noise}-{seed}" / f"model-{arm}"
         shutil.rmtree(directory, ignore_errors=True)  # of an interrupted run
@@ -239,7 +252,11 @@ class Experiment:
             row |= logged(model)
         if arm in RANKED:
             row |= self.judged(world, noise, arm, seed)
-        row["right"] = round(share_right(model, questions(world, 1, 0)), 4)
+        if arm == "relabelled":
+            corpus = self.corpus(world, noise, arm, seed) / "rows.jsonl"
+            row["kept_right"] = round(float(pd.read_json(corpus, lines=True)["right"].mean()), 4)
+        held_out = likeliest(model, questions(world, 1, 0))
+        row["right"] = round(held_out.count(0) / len(held_out), 4)
         if arm != "teacher":
             row |= nats_per_character(model, self.general)
         row["seconds"] = round(time.time() - started)
@@ -265,12 +282,12 @@ def general_text(corpora: Path) -> list[str]:
 
 
 @torch.inference_mode()
-def share_right(directory: Path, asked: Sequence[Question]) -> float:
-    """Return the share of questions of which the right answer is the likeliest candidate."""
+def likeliest(directory: Path, asked: Sequence[Question]) -> list[int]:
+    """Return which candidate of each question a model finds likeliest; 0 is the right one."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     chat = Chat(tokenizer, tokenizer.chat_template)
-    right = 0
+    found = []
     for question in asked:
         prompt = tokenizer.encode(chat.prompt(question.text), add_special_tokens=False)
         answers = []
@@ -278,8 +295,8 @@ def share_right(directory: Path, asked: Sequence[Question]) -> float:
             ids = tokenizer.encode(answer, add_special_tokens=False)
             answers.append(torch.tensor([*ids, *chat.end_ids]))
         nats = candidate_nats(model, torch.tensor([prompt]), answers)
-        right += nats.argmin().item() == 0
-    return right / len(asked)
+        found.append(int(nats.argmin().item()))
+    return found
 
 
 def candidate_nats(
