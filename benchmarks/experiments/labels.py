@@ -365,23 +365,25 @@ class Case:
         """Return the ceiling in words."""
         return first_line(self.ceiling(), self.noise, "of the answers")
 
-    def table(self, *, short: bool = False) -> str:
+    def cells(self, arm: str) -> list[str]:
+        """Return right answers, their mean and each seed, the part of the ceiling, other loss."""
+        rows = self.arms.get(arm)
+        if rows is None:
+            return [""] * 4
+        each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
+        closed = "" if arm in AS_THEY_ARE else f"{self.gain(arm) / self.ceiling():.2f}"
+        general = "" if arm == "teacher" else f"{self.mean(arm, 'general'):.3f}"
+        return [f"{self.mean(arm):.3f}", each, closed, general]
+
+    def table(self) -> str:
         """Return the arms, the mean and each seed of right answers, and the loss of other text."""
         lines = []
         for arm, title in TITLES.items():
-            if arm not in self.arms or (short and arm in DETAILS):
-                continue
-            rows = self.arms[arm]
-            each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
-            cells = [f"{title} ({len(rows)})", f"{self.mean(arm):.3f}", each, "", ""]
-            if arm not in AS_THEY_ARE:
-                cells[3] = f"{self.gain(arm) / self.ceiling():.2f}"
-            if arm != "teacher":
-                cells[4] = f"{self.mean(arm, 'general'):.3f}"
-            lines.append(cells[:2] + cells[3:4] if short else cells)
+            if arm in self.arms:
+                lines.append([f"{title} ({len(self.arms[arm])})", *self.cells(arm)])
         head = ["rows or rule (seeds)", "right answers"]
         head += ["each seed", "of the ceiling", "general text"]
-        return markdown_table(head[:2] + head[3:4] if short else head, lines)
+        return markdown_table(head, lines)
 
     def fault(self) -> str:
         """Return why the case compares no rules, or nothing."""
@@ -403,6 +405,32 @@ def read_cases(path: Path, seeds: Sequence[int]) -> dict[str, Case]:
         if case.arms.keys() >= set(GATE):
             cases[name] = case
     return cases
+
+
+def side_by_side(cases: dict[str, Case], *, short: bool) -> str:
+    """Return the ceilings of cases and one table of them, as pages have it.
+
+    Args:
+        cases: by their names, with other worlds.
+        short: without the arms of `DETAILS` and without the loss of other text.
+    """
+    lines, table_lines = [], []
+    head = ["rows or rule (seeds)"]
+    for name, case in cases.items():
+        world = name.partition("-")[0]
+        lines.append(f"{world.capitalize()}. {case.line()}")
+        head += [f"{world}: right", "of the ceiling"] + ["general text"] * (not short)
+    for arm, title in TITLES.items():
+        having = [case for case in cases.values() if arm in case.arms]
+        if not having or (short and arm in DETAILS):
+            continue
+        seeds = min(len(case.arms[arm]) for case in having)
+        row = [f"{title} ({seeds})"]
+        for case in cases.values():
+            right, _, closed, general = case.cells(arm)
+            row += [right, closed] + [general] * (not short)
+        table_lines.append(row)
+    return "\n".join([*lines, "", markdown_table(head, table_lines)])
 
 
 def table(path: Path, seeds: Sequence[int]) -> str:
@@ -429,13 +457,15 @@ def main() -> None:
     add("--steps", type=int, default=STEPS)
     add("--results", type=Path, default=RESULTS)
     add("--table", action="store_true", help="run nothing")
-    add("--write", action="store_true", help="run nothing, and write the first case's table")
+    add("--write", action="store_true", help="run nothing, and write the tables into the pages")
     arguments = parser.parse_args()
     if arguments.write:
-        case = read_cases(arguments.results, arguments.seeds)[CASES[0]]
-        for page in (Path("README.md"), PAGE, NOTEBOOK):
+        cases = read_cases(arguments.results, arguments.seeds)
+        usable = {name: case for name, case in cases.items() if not case.fault()}
+        for page in (Path("README.md"), PAGE):
             short = page.name == "README.md"
-            write_between("labels", page, f"{case.line()}\n\n{case.table(short=short)}")
+            write_between("labels", page, side_by_side(usable, short=short))
+        write_between("labels", NOTEBOOK, table(arguments.results, arguments.seeds).strip())
     elif not arguments.table:
         torch.set_num_threads(1)
         experiment = Experiment(arguments)

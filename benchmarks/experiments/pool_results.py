@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from benchmarks.experiments.ceiling import first_line, packing_noise
 from benchmarks.experiments.forgetting import RATES, RULES_OF_CURVES, RULES_OF_EPOCHS
 from benchmarks.experiments.plots import NOTEBOOK, PAGE, markdown_table, write_between
 from benchmarks.experiments.pool import AGAIN, JUNK, PAGE_ARMS, TOKEN_ARMS, read_rows
-from benchmarks.experiments.real_results import signed
+from benchmarks.experiments.real_results import LABELS, signed
 
 # What the tables call the arms. Others are scores of `rank`, or rules for tokens.
 TITLES = {
@@ -30,6 +30,13 @@ TITLES = {
     "oracle": "mathematics alone: the ceiling",
     "excess_reversed": "`rank --by excess --reverse`",
     "student_reversed": "`rank --by student --reverse`",
+}
+# What they call the rules of `forgetting`.
+RULES = LABELS | {
+    "const": "equal weights",
+    "again": "equal weights, another order",
+    "oracle": "nothing wrong: the ceiling",
+    "dft": "DFT",
 }
 GENERAL = ("encyclopaedia", "stories", "code", "dialogue")
 Row = dict[str, Any]
@@ -54,9 +61,9 @@ def cell(values: Iterable[float]) -> str:
     return f"{mean} ({signed(min(found))} to {signed(max(found))})" if found[1:] else mean
 
 
-def noise_of(pairs: Iterable[tuple[Row, Row]]) -> float:
+def noise_of(pairs: Iterable[tuple[Row, Row]], loss: Callable[[Row], float] = clean) -> float:
     """Return the standard deviation between two orders of the same pages, over all pairs."""
-    squares = [packing_noise([clean(one), clean(other)]) ** 2 for one, other in pairs]
+    squares = [packing_noise([loss(one), loss(other)]) ** 2 for one, other in pairs]
     return statistics.mean(squares) ** 0.5 if squares else float("nan")
 
 
@@ -145,8 +152,10 @@ def auc_table(rows: list[Row]) -> str:
 # -- Forgetting ----------------------------------------------------------------------------------
 
 
-def curve_table(rows: list[Row], world: str) -> str:
+def curve_table(rows: list[Row], world: str, *, short: bool = False) -> str:
     """Return clean and general loss of each rule and rate, and the distance from equal weights.
+
+    A short table has no column for each kind of general text.
 
     The distance is the general loss of a rule less that of equal weights at the same clean loss, on
     the line through equal weights at all rates of the same seed. Outside the line's ends it is left
@@ -166,14 +175,30 @@ def curve_table(rows: list[Row], world: str) -> str:
                 expected = on_line(points, clean(row))
                 if expected is not None:
                     distances.append(general(row) - expected)
-            cells = [f"{rule} ({len(found)})", f"{rate:g}"]
+            cells = [f"{RULES[rule]} ({len(found)})", f"{rate:g}"]
             cells += [f"{statistics.mean(clean(r) for r in found):.4f}"]
             cells += [f"{statistics.mean(general(r) for r in found):.4f}"]
-            for kind in GENERAL:
+            for kind in () if short else GENERAL:
                 cells.append(f"{statistics.mean(r['general'][kind] for r in found):.3f}")
             lines.append([*cells, cell(distances)])
-    heads = ["rule (seeds)", "rate", "domain", "general", *GENERAL, "off the curve"]
+    kinds = () if short else GENERAL
+    heads = ["rule (seeds)", "rate", "domain", "general", *kinds, "off the curve"]
     return markdown_table(heads, lines)
+
+
+def forgetting_tables(rows: list[Row], *, short: bool = False) -> Iterator[str]:
+    """Yield the tables of the curves, each with the noise of packing first, and of the epochs."""
+    for world in ("clean", "noisy"):
+        if any(row["pages"] == world for row in rows):
+            again = {r["seed"]: r for r in rows if (r["pages"], r["rule"]) == (world, "again")}
+            key = (world, "const", RATES[1])
+            equal = [r for r in rows if (r["pages"], r["rule"], r["learning_rate"]) == key]
+            pairs = [(r, again[r["seed"]]) for r in equal if r["seed"] in again]
+            noises = f"domain {noise_of(pairs):.4f}, general {noise_of(pairs, general):.4f}"
+            yield f"{world.capitalize()} pages. Noise of packing: {noises}."
+            yield curve_table(rows, world, short=short)
+    if any(row["pages"] == "epochs" for row in rows):
+        yield epochs_table(rows)
 
 
 def on_line(points: list[tuple[float, float]], x: float) -> float | None:
@@ -191,7 +216,7 @@ def epochs_table(rows: list[Row]) -> str:
         found = [row for row in rows if row["pages"] == "epochs" and row["rule"] == rule]
         if not found:
             continue
-        cells = [f"{rule} ({len(found)})"]
+        cells = [f"{RULES[rule]} ({len(found)})"]
         for epochs in zip(*(row["epochs"] for row in found), strict=True):
             cells.append(f"{statistics.mean(problems(epoch) for epoch in epochs):.3f}")
         best = [min(row["epochs"], key=problems) for row in found]
@@ -211,7 +236,9 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--write", action="store_true", help="the first pool, into the pages")
+    parser.add_argument(
+        "--write", action="store_true", help="the first pool and forgetting, into the pages"
+    )
     arguments = parser.parse_args()
     directory: Path = arguments.directory
     pools = read_rows(directory / "pool.jsonl")
@@ -222,16 +249,11 @@ def main() -> None:
         write_between("pool", NOTEBOOK, "\n\n".join(tables))
         write_between("pool", PAGE, tables[1])
     rows = read_rows(directory / "forgetting.jsonl")
-    for world in ("clean", "noisy"):
-        if any(row["pages"] == world for row in rows):
-            again = {r["seed"]: r for r in rows if (r["pages"], r["rule"]) == (world, "again")}
-            key = (world, "const", RATES[1])
-            equal = [r for r in rows if (r["pages"], r["rule"], r["learning_rate"]) == key]
-            noise = noise_of((r, again[r["seed"]]) for r in equal if r["seed"] in again)
-            sys.stdout.write(f"{world} pages; the noise of packing is {noise:.4f}\n\n")
-            sys.stdout.write(f"{curve_table(rows, world)}\n\n")
-    if any(row["pages"] == "epochs" for row in rows):
-        sys.stdout.write(f"{epochs_table(rows)}\n")
+    for table in forgetting_tables(rows):
+        sys.stdout.write(f"{table}\n\n")
+    if arguments.write and rows:
+        write_between("forgetting", NOTEBOOK, "\n\n".join(forgetting_tables(rows)))
+        write_between("forgetting", PAGE, "\n\n".join(forgetting_tables(rows, short=True)))
 
 
 if __name__ == "__main__":
