@@ -180,7 +180,7 @@ def test_fuzz_aligns_as_the_reference_does(
     found = [read(name, asked, train_on, student=not at) for at, name in enumerate(pair)]
     for at, one in enumerate(found):
         if isinstance(one, str):
-            assert one.startswith(("the student's chat template refuses", "one token is a part"))
+            assert any(words in one for words in ("template refuses", "part of two"))
         else:
             check_labels(asked, one, train_on, student=not at)
     if isinstance(found[0], Read) and isinstance(found[1], Read):
@@ -255,7 +255,7 @@ def test_answers_of_a_prompt_have_labels_only_with_all() -> None:
 @pytest.mark.parametrize(
     ("template", "spans", "expected"),
     [
-        ("{{ m.content }}", [[0, 2], [2, 3]], "one token is a part of two messages"),
+        ("{{ m.content }}", [[0, 2], [2, 3]], "part of two"),
         ("{{ m.content }}<end>", [[0, 1], [1, 6], [6, 8], [8, 13]], [[1, 1], [2, 4], [4, 4]]),
         ("{{ m.content }}<end>", [[0, 5], [5, 6], [6, 8], [8, 13]], [[1, 1], [2, 4], [4, 4]]),
     ],
@@ -273,4 +273,4 @@ def test_first_token_is_not_content(
         assert found.labelled.tolist() == [[1, 3]]
         assert found.spans.tolist() == expected
     else:
-        assert found == expected
+        assert str(expected) in str(found)

@@ -33,7 +33,7 @@ ONE = "<{{ m.content }}>{% endfor %}"
         (f"{LOOP}{{% if m.role == 'user' %}}<{{{{ m.content }}}}>{{% endif %}}{{% endfor %}}",
          "every message once"),
         (f"{LOOP}{{{{ m.content }}}}{ONE}", "every message once"),
-        ("{% for m in messages | reverse %}" + ONE, "every message once, in order"),
+        ("{% for m in messages | reverse %}" + ONE, "every message once"),
         ("{{ raise_exception('no way') }}", "refuses it: no way"),
         ("{{ messages + 1 }}", "refuses it: can only concatenate"),
     ],
@@ -106,5 +106,5 @@ def test_missing_template_is_none_and_a_wrong_name_an_error() -> None:
     tokenizer = chat_tokenizer("tinyllama")
     tokenizer.chat_template = None
     assert template_of(tokenizer, "student") is None
-    with pytest.raises(OptionError, match="teacher_chat_template plian: expected plain or chatml"):
+    with pytest.raises(OptionError, match=r"^teacher_chat_template plian"):
         template_of(tokenizer, "teacher", "plian")

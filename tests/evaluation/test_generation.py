@@ -331,10 +331,10 @@ def test_completions_equal_plain_generation_when_positions_work_differently(
 
 DECODER = {"decoder_layers": 1, "is_decoder": True, "is_encoder_decoder": False}
 REJECTED = [
-    (transformers.MambaConfig(hidden_size=32, num_hidden_layers=1), "keeps more than the keys"),
-    (small("Qwen3Next", num_experts=2), "keeps more than the keys"),
+    (transformers.MambaConfig(hidden_size=32, num_hidden_layers=1), "keeps more than"),
+    (small("Qwen3Next", num_experts=2), "keeps more than"),
     (old("OpenAIGPT"), "fills no cache"),
-    (transformers.BartConfig(d_model=32, **DECODER), "takes no position ids"),
+    (transformers.BartConfig(d_model=32, **DECODER), "position ids"),
 ]
 
 
@@ -351,7 +351,7 @@ def test_engine_rejects_what_it_would_answer_wrongly(tokenizer: Tokenizer, model
         engine_of(tokenizer, context=longest).generate(prompts, STOPS, NEW_TOKENS)
     with torch.no_grad():
         model.get_input_embeddings().weight[0] = torch.nan
-    with pytest.raises(NonFiniteLoss, match="computes NaN or infinite numbers"):
+    with pytest.raises(NonFiniteLoss, match="NaN or infinite"):
         HFEngine(model, tokenizer, 4)
 
 

@@ -97,8 +97,8 @@ ROWS: list[tuple[bytes, list[str]]] = [
     (documents("a") + b'{"text": "\\ud83d"}\n', ["a", "!surrogate"]),
     (documents("a") + b"{oops\n" + documents("b"), ["a", "!a.jsonl:2: not valid JSON", "b"]),
     (documents("a") + b'{"text": "cut o', ["a", "!a.jsonl:2: not valid JSON"]),
-    (documents("a") + b"[1, 2]\n", ["a", "!a.jsonl:2: not a JSON object"]),
-    (documents("a") + b'"text"\n', ["a", "!a.jsonl:2: not a JSON object"]),
+    (documents("a") + b"[1, 2]\n", ["a", "!a.jsonl:2: not a JSON"]),
+    (documents("a") + b'"text"\n', ["a", "!a.jsonl:2: not a JSON"]),
     (documents("a") + b'{"text": ' + b"[" * 9999, ["a", "!a.jsonl:2: not valid JSON"]),
     (documents("a") + b'{"text": "\xe9"}\n', ["a", "!a.jsonl:2: not valid UTF-8"]),
 ]
@@ -308,8 +308,8 @@ WRONG_FILES: list[tuple[str, bytes, str]] = [
     ("a.csv", b"text,label\n", "no documents"),
     ("a.csv", b'text,label\na,0\n"hello,0\nb,1\n', "line 3: not valid CSV"),
     ("a.csv", b'text,label\n"hello" world,0\n', "line 2: not valid CSV"),
-    ("data.xlsx", b"PK", "expected files ending in .jsonl"),
-    ("notes/a.md", b"a", "expected files ending in .jsonl"),
+    ("data.xlsx", b"PK", "ending in .jsonl"),
+    ("notes/a.md", b"a", "ending in .jsonl"),
     ("README.md", b"---\nconfigs: [\n---\n", "flow node"),
 ]
 
@@ -348,7 +348,7 @@ def test_compressed_file_that_is_cut_off_is_rejected(
     [
         ("", {}, "dataset is empty"),
         ("nope.jsonl", {"option": "eval_dataset"}, "eval_dataset nope.jsonl: no such file"),
-        ("/no/such/directory", {}, "dataset /no/such/directory: no such file or directory"),
+        ("/no/such/directory", {}, "dataset /no/such/directory: no such file"),
         ("someone/pages", {}, "a hub dataset"),
         ("a.jsonl", {"split": "test"}, "no split test"),
         ("a.jsonl", {"split": "train[:x]"}, "Unrecognized"),
@@ -471,7 +471,7 @@ def test_weights_of_messages_are_seen_in_the_first_rows(tmp_path: Path) -> None:
     ):
         late = write(tmp_path / f"late{number}.jsonl", lines_of(*[first] * 1000, last))
         (reason,) = reasons_in(load_corpus(str(late)))
-        assert "the first weight of its file" in reason
+        assert "first weight" in reason
     # Files with and without weights are one corpus.
     write(tmp_path / "both" / "a.jsonl", lines_of(plain))
     write(tmp_path / "both" / "b.jsonl", lines_of(half))
@@ -481,7 +481,7 @@ def test_weights_of_messages_are_seen_in_the_first_rows(tmp_path: Path) -> None:
 def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", documents("x"))
     write(tmp_path / "b.jsonl", lines_of({"messages": [ASK, SAY]}))
-    assert "holds conversations and documents" in error_of(tmp_path)
+    assert "conversations and documents" in error_of(tmp_path)
 
 
 def test_transform_is_rejected() -> None:

@@ -177,9 +177,7 @@ def test_align_corpus_equals_the_slow_reference(
             assert row["teacher_tokens"] <= teacher.limit
     for document, reason in skipped.items():
         blank = not texts[document].strip()
-        assert reason == (
-            "empty" if blank else "a tokenizer finds no token in it, or a store has no losses of it"
-        )
+        assert reason == ("empty" if blank else EMPTY)
         assert blank or "unigram" in pair  # the only one that drops white space
     keys = [(row["document"], row["start"]) for row in segments.rows]
     assert keys == sorted(keys)
@@ -251,12 +249,10 @@ def test_skipped_documents_are_listed(readers: Readers, tmp_path: Path) -> None:
     path.write_text("\n".join([*rows, "{oops"]))
     segments = align_corpus(load_corpus(str(path)), *readers(limits=(64, 3)))
     assert set(segments.rows["document"]) == {0, 4}
-    assert segments.skipped == [
-        (1, "empty"),
-        (2, "character 3 alone exceeds a context"),
-        (3, "not text but int"),
-        (5, "a.jsonl:6: not valid JSON"),
-    ]
+    reasons = dict(segments.skipped)
+    assert [*reasons] == [1, 2, 3, 5]
+    for number, words in ((1, "empty"), (2, "character 3 "), (3, "int"), (5, "a.jsonl:6: ")):
+        assert words in reasons[number]
 
 
 def test_align_corpus_skips_only_the_culprit(
@@ -503,15 +499,10 @@ def test_no_cut_goes_through_a_token() -> None:
     assert cut_text("x" * 12, [ours, theirs], [8, 100]) == [0, 5, 12]
 
 
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([[0, 1]] * 4 + [[1, 2]] * 4, [0, 1, 2]),  # equal parts would be of half a character
-        ([[0, 1]] * 5 + [[1, 2]], "character 0 alone exceeds a context"),
-    ],
-)
-def test_characters_of_many_tokens_are_cut_apart(spans: list[list[int]], expected: Any) -> None:
-    assert cut_text("😀😀", [np.array(spans)], [4]) == expected
+def test_characters_of_many_tokens_are_cut_apart() -> None:
+    # Equal parts would be of half a character.
+    assert cut_text("😀😀", [np.array([[0, 1]] * 4 + [[1, 2]] * 4)], [4]) == [0, 1, 2]
+    assert "character 0 " in str(cut_text("😀😀", [np.array([[0, 1]] * 5 + [[1, 2]])], [4]))
 
 
 def test_text_without_a_token_of_a_model_is_not_cut() -> None:
@@ -534,7 +525,7 @@ def test_start_id_is_that_of_the_first_token_there_is(tokenizers_by_family: Toke
     )
     for tokenizer, expected in tokenizers:
         assert tokenizer.convert_ids_to_tokens(start_id(tokenizer, "student")) == expected
-    with pytest.raises(ValueError, match=r"teacher tokenizer .* has no BOS token"):
+    with pytest.raises(ValueError, match=r"teacher tokenizer .* no BOS token"):
         start_id(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())), "teacher")
 
 
@@ -542,7 +533,7 @@ def test_student_without_end_token_is_rejected(tokenizers_by_family: Tokenizers)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
     )
-    with pytest.raises(ValueError, match="has no EOS token: set eos_token"):
+    with pytest.raises(ValueError, match="no EOS token"):
         student_reader(tokenizer, 32)
 
 

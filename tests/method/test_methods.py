@@ -336,5 +336,5 @@ def test_nan_teacher_stops_distillation(world: World, tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, "uld")
     with torch.no_grad():
         trainer.token_objective.teacher.models[0].lm_head.weight[3].fill_(torch.nan)
-    with pytest.raises(RuntimeError, match="the teacher's losses are NaN or infinite"):
+    with pytest.raises(RuntimeError, match=r"teacher.* NaN"):
         trainer.train()

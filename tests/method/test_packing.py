@@ -136,7 +136,7 @@ def test_corpora_are_packed_apart(aligned: Segments) -> None:
 
 @pytest.mark.parametrize("limits", [(2, 9), (0, 9), (9, 2)])
 def test_pack_rejects_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"segments have up to \[3, 4\] tokens, beyond"):
+    with pytest.raises(ValueError, match=r"\[3, 4\] tokens, beyond"):
         pack([3, 1], [4, 1], *limits)
 
 
@@ -153,7 +153,7 @@ def test_prepare_dataset_packs_for_several_teachers_or_none(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"data": {"body": ["a"]}}, "'text' is not one column of dataset"),
+        ({"data": {"body": ["a"]}}, "'text' is not"),
         ({"data": {"text": [" "]}}, "1 skipped"),
         ({"teacher_context": 1}, "teacher_context must be in"),
         ({"teacher_context": None}, "teacher_context must be in"),

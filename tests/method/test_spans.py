@@ -161,12 +161,12 @@ def test_encode_rejects_a_lone_surrogate(student_tokenizer: PreTrainedTokenizerF
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
-        (None, "gives no character offsets: use a fast tokenizer"),
-        ([(0, 1), (1, 3), (0, 0)], r"not in the order of this text \(\[\[1, 3\], \[0, 0\]\] at"),
-        ([(0, 3), (1, 2)], r"not in the order of this text \(\[\[0, 3\], \[1, 2\]\] at"),
-        ([(2, 1)], "not in the order of this text"),
-        ([(0, 1), (1, 999)], r"offsets from 0 to 999 for a text of \d+ characters"),
-        ([(-1, 1)], "offsets from -1 to 1 for a text"),
+        (None, "no character offsets"),
+        ([(0, 1), (1, 3), (0, 0)], r"in the order .*\(\[\[1, 3\], \[0, 0\]\] at"),
+        ([(0, 3), (1, 2)], r"in the order .*\(\[\[0, 3\], \[1, 2\]\] at"),
+        ([(2, 1)], "in the order"),
+        ([(0, 1), (1, 999)], "from 0 to 999 "),
+        ([(-1, 1)], "from -1 to 1 "),
     ],
 )
 def test_encode_and_check_reject_when_offsets_are_unusable(

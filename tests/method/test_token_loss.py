@@ -322,7 +322,7 @@ def test_one_broken_tensor_is_enough(broken):
     tensors = [torch.ones(3), torch.ones(3)]
     require_finite(build(), *tensors)
     tensors[broken][2] = torch.inf
-    with pytest.raises(NonFiniteLoss, match="computes NaN or infinite numbers"):
+    with pytest.raises(NonFiniteLoss, match="NaN or infinite"):
         require_finite(build(), *tensors)
 
 
@@ -332,7 +332,7 @@ def test_models_of_another_kind_are_rejected_with_advice():
     for model, reason in (
         (torch.nn.Linear(2, 2), "for Linear: .*causal language model"),
         (wrapped.model, "for LlamaModel: .*causal language model"),
-        (wrapped, "output embeddings are of type Sequential"),
+        (wrapped, "of type Sequential"),
     ):
         with pytest.raises(ValueError, match=reason):
             add_token_losses(model)

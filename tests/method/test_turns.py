@@ -82,7 +82,7 @@ def test_cache_tells_labels_and_templates_apart(pair: Pair, tmp_path: Path) -> N
 
 def test_conversations_are_not_paired_by_number(pair: Pair) -> None:
     student, teacher = pair()
-    with pytest.raises(ValueError, match="uld_pairing position does not support"):
+    with pytest.raises(ValueError, match=r"^uld_pairing position"):
         align_corpus(corpus_of(talk(*TALK)), student, TeacherReaders((teacher,), by_position=True))
 
 
@@ -138,7 +138,7 @@ def test_answer_of_weight_nothing_has_no_label(train_on: TrainOn, pair: Pair) ->
         assert theirs == [TALK[0], *TALK[2:]]
     messages[3]["weight"] = 0
     ((_, reason),) = align_corpus(corpus_of(messages), student, teacher).skipped
-    assert reason == "no answer of an assistant to train on"
+    assert "no answer" in reason
 
 
 @pytest.mark.parametrize("train_on", ["completions", "all"])
@@ -173,10 +173,10 @@ def test_long_conversation_ends_behind_an_answer(
         assert cut[name] == whole[name]
     # The teacher needs nothing after an answer's content, as it guides nothing.
     assert cut["teacher_ids"] == whole["teacher_ids"][: cut["teacher_tokens"]]
-    assert segments.reasons == [
-        (2, "its first answer alone exceeds a context"),
-        (0, "exceeds a context: its last 2 messages are left out"),
-    ]
+    (skipped, too_long), (shortened, left_out) = segments.reasons
+    assert (skipped, shortened) == (2, 0)
+    assert "first answer" in too_long
+    assert "last 2 messages" in left_out
 
 
 @pytest.mark.parametrize("model", [0, 1])
@@ -202,9 +202,9 @@ def test_unusable_conversations_are_skipped_with_reasons(pair: Pair) -> None:
     segments = align_corpus(corpus, student, teacher)
     assert segments.rows["document"][:] == [0]
     reasons = dict(segments.skipped)
-    assert "the teacher's chat template refuses it: no system" in reasons[1]
-    assert reasons[2] == "has no list of messages"
-    assert reasons[3] == "no answer of an assistant to train on"
+    assert reasons[1].startswith("the teacher's ")
+    for number, words in ((1, "refuses it: no system"), (2, "list of messages"), (3, "no answer")):
+        assert words in reasons[number]
 
 
 def test_trimmed_characters_are_counted_and_unmapped(pair: Pair) -> None:
@@ -238,7 +238,7 @@ def test_answers_without_an_end_are_warned_of(pair: Pair, caplog: pytest.LogCapt
     endless = retold(student, "eos_token", "' ~ '")
     for reader in (student, endless):
         (row,) = align_corpus(corpus_of(talk(*TALK)), reader, teacher).rows
-        assert ("does not learn to stop" in caplog.text) == (reader is endless)
+        assert ("learn to stop" in caplog.text) == (reader is endless)
     assert said(endless, row, "student") == [TALK[1], TALK[3]]
 
 

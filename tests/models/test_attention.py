@@ -133,7 +133,7 @@ def test_flash_attention_gets_its_own_arguments() -> None:
         ({"sliding_window": 8}, "a sliding window"),
         ({"softcap": 50.0}, "a soft cap"),
         ({"s_aux": torch.zeros(2)}, "attention sinks"),
-        ({"position_bias": torch.zeros(2)}, "a bias of positions"),
+        ({"position_bias": torch.zeros(2)}, "bias of positions"),
         ({"dropout": 0.1}, "dropout"),
         ({"is_causal": False}, "not causal"),
     ],
@@ -196,7 +196,7 @@ def test_gpu_call_has_the_right_form() -> None:
     shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
     assert packed_attention._on_gpu((*tensors,), segments, 0.3).shape == (16, 4, 8)
-    with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use bf16"):
+    with pytest.raises(ValueError, match=r"found torch\.float32"):
         packed_attention._on_gpu(tuple(x.float() for x in tensors), segments, 0.3)
 
 

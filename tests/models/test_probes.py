@@ -43,9 +43,7 @@ def test_check_packing_rejects_an_attention_that_crosses_documents():
     model = build()
     model.set_attn_implementation("crossing")
     add_token_losses(model)
-    with pytest.raises(
-        ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager, which"
-    ):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager"):
         check_packing(model)
     with pytest.raises(ValueError, match="attend_across_documents"):
         check_packing(model.bfloat16())
@@ -100,12 +98,12 @@ def test_check_packing_accepts_rounding_by_batch(monkeypatch):
     model = build(num_hidden_layers=8)
     for layer in model.model.layers:
         layer.mlp.down_proj.register_forward_pre_hook(rounding)
-    with pytest.raises(ValueError, match="lets packed documents see each other"):
+    with pytest.raises(ValueError, match="see each other"):
         check_packing(model)
     model.is_quantized = True
     check_packing(model)
     ignore_positions(model, monkeypatch)
-    with pytest.raises(ValueError, match="lets packed documents see each other"):
+    with pytest.raises(ValueError, match="see each other"):
         check_packing(model)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_tokenizer_with_ids_beyond_the_embeddings_is_rejected(
     size = len(PreTrainedTokenizerFast.from_pretrained(place))
     for rows in (size, size + 64):  # exact, and padded
         source.checked_tokenizer(LlamaConfig(vocab_size=rows), "teacher", place)
-    with pytest.raises(ValueError, match=r"has ids up to 599, .* the model's own tokenizer"):
+    with pytest.raises(ValueError, match=r"ids up to 599,"):
         source.checked_tokenizer(LlamaConfig(vocab_size=size - 1), "teacher", place)
 
 
@@ -204,13 +205,13 @@ def test_tokenizer_of_an_evaluated_model_is_tested(
     source.tokenizer(config)
     tokenizer.add_tokens(["<one-more>"])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="ids up to 601, but the model has embeddings for 600"):
+    with pytest.raises(ValueError, match=r"up to 601, .* for 600"):
         source.tokenizer(config)
     # transformers then makes a tokenizer of the model's class without any token.
     (tmp_path / "tokenizer.json").unlink()
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="knows no token of a text: copy all files"):
+    with pytest.raises(ValueError, match="knows no token"):
         source.tokenizer(config)
 
 
@@ -242,16 +243,16 @@ def test_unit_is_not_used_when_pytorch_computes_with_narrower_kernels(
 @pytest.mark.parametrize(
     ("choice", "device", "unit", "begun", "expected", "reason"),
     [
-        ("auto", CPU, WITH, None, "bfloat16", "the processor multiplies in it, with AVX512_BF16"),
-        ("auto", CPU, "AMX", None, "bfloat16", "the processor multiplies in it, with AMX"),
-        ("auto", CPU, WITHOUT, None, "float32", "the processor has no products in bfloat16"),
-        ("auto", GPU, WITHOUT, None, "bfloat16", "the default on a GPU"),
+        ("auto", CPU, WITH, None, "bfloat16", "the processor .*AVX512_BF16"),
+        ("auto", CPU, "AMX", None, "bfloat16", "the processor .*AMX"),
+        ("auto", CPU, WITHOUT, None, "float32", "the processor has"),
+        ("auto", GPU, WITHOUT, None, "bfloat16", "the default"),
         ("auto", CPU, WITH, "float32", "float32", "as it began"),
-        ("auto", CPU, WITHOUT, "bfloat16", "bfloat16", "as it began, and slow: the processor has"),
+        ("auto", CPU, WITHOUT, "bfloat16", "bfloat16", "as it began, .*slow"),
         ("auto", GPU, WITHOUT, "float32", "float32", "as it began"),
         ("float32", CPU, WITH, "bfloat16", "float32", "as asked for"),
         ("bfloat16", CPU, WITH, "float32", "bfloat16", "as asked for"),
-        ("bfloat16", CPU, WITHOUT, None, "bfloat16", "as asked for, and slow: the processor has"),
+        ("bfloat16", CPU, WITHOUT, None, "bfloat16", "as asked for, .*slow"),
         ("bfloat16", GPU, WITHOUT, None, "bfloat16", "as asked for"),
     ],
 )
@@ -266,7 +267,8 @@ def test_dtype_is_the_fast_one_unless_asked_for_or_begun_otherwise(
 ) -> None:
     pretend(monkeypatch, unit)
     dtype, why = choose_dtype(choice, device, begun)
-    assert (dtype, why[: len(reason)]) == (expected, reason)
+    assert dtype == expected
+    assert re.match(reason, why)
     assert ("slow" in why) == ("slow" in reason)
 
 
@@ -287,7 +289,7 @@ def test_quantized_head_is_rejected() -> None:
     model.lm_head.weight = torch.nn.Parameter(
         torch.zeros(61, 32, dtype=torch.int8), requires_grad=False
     )
-    with pytest.raises(ValueError, match=r"output embeddings are quantized .*torch\.int8"):
+    with pytest.raises(ValueError, match=r"quantized .*torch\.int8"):
         add_token_losses(model)
 
 

@@ -62,7 +62,7 @@ def test_text_comes_back_when_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_full_disk_is_known_by_what_any_library_raises(error: Exception, tmp_path: Path) -> None:
-    words = f"{re.escape(str(tmp_path))} cannot be written to: .* Go on."
+    words = rf"{re.escape(str(tmp_path))} cannot be written .*Go on\."
     with (
         pytest.raises(files.FullDiskError, match=words),
         files.explain_full_disk(tmp_path, lambda: "Go on."),

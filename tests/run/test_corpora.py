@@ -83,7 +83,7 @@ def test_conversations_have_templates_and_losses_of_answers_alone(
     chats = {"dataset": str(pages), "student_chat_template": "plain", "use_cpu": "true"}
     argv = world.argv("unused", teacher_chat_template="plain", global_batch_tokens="64", **chats)
     assert settings_of_data(*packed_of(argv))["chat_templates_sha256"]
-    with pytest.raises(ValueError, match="the questions of a conversation have none"):
+    with pytest.raises(ValueError, match="chunk needs"):
         packed_of([*argv, "--method=chunk"])
 
 
@@ -126,7 +126,7 @@ def test_one_store_serves_all_corpora(
     assert parser.main([*stored, f"--output_dir={tmp_path / 'run'}", "--max_steps=1"]) == 0
     assert "mixture    pages 66.7%" in capsys.readouterr().out
     assert parser.main([*stored, "--method=rho1", f"--output_dir={tmp_path / 'rho1'}"]) == 2
-    assert "another tokenizer than the student's" in capsys.readouterr().err
+    assert "another tokenizer" in capsys.readouterr().err
 
 
 def test_steps_of_a_mixture_are_extrapolated() -> None:

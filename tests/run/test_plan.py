@@ -263,7 +263,8 @@ def test_plan_of_a_large_corpus_is_extrapolated(
     monkeypatch.setattr(packed, "_SMALL_DOCUMENTS", 20)
     monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 40)
     part = plan_of(capfd, argv)
-    assert part["corpus"].startswith("pages.jsonl: of the first ones, 40 documents, ")
+    assert part["corpus"].startswith("pages.jsonl: ")
+    assert " 40 documents, " in part["corpus"]
     assert part["steps"].endswith(" (from 40 of 60 documents)")
     counts = [int(plan["steps"].removeprefix("about ").split(",")[0]) for plan in (whole, part)]
     assert counts[1] == pytest.approx(counts[0], rel=0.2)
@@ -273,7 +274,7 @@ def test_plan_of_a_large_corpus_is_extrapolated(
     monkeypatch.setattr(packed, "_SMALL_DOCUMENTS", 3)
     monkeypatch.setattr(packed, "_SAMPLE_DOCUMENTS", 3)
     assert parser.main([*argv, "--global_batch_tokens=640000", "--dry_run"]) == 2
-    assert "one optimizer step needs 10,000" in capfd.readouterr().err
+    assert "needs 10,000" in capfd.readouterr().err
 
 
 def test_step_suits_a_small_corpus(
@@ -298,11 +299,11 @@ def test_step_suits_a_small_corpus(
     (tmp_path / "a").mkdir()
     (tmp_path / "a/run.json").write_text('{"global_batch_tokens": 640}')
     assert plan_of(capfd, argv)["batch"] == shown["batch"]
-    assert "(for a short epoch" in shown["batch"]
+    assert "short epoch" in shown["batch"]
     (tmp_path / "a/checkpoint-1").mkdir()
     args = parser.parse(argv).args
     assert args.global_batch_tokens == 640
-    assert "(as the run began)" in args.batch_arithmetic()
+    assert "run began" in args.batch_arithmetic()
 
 
 def test_plan_shows_which_files_are_read(

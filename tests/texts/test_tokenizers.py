@@ -101,7 +101,7 @@ def test_ids_unlike_the_tokenizer_json_are_rejected(tokenizer_dir: Callable[...,
     splits = [content["pre_tokenizer"], digits]
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
     (directory / "tokenizer.json").write_text(json.dumps(content))
-    assert "(LlamaTokenizer) does not give the ids of its own" in load_error(directory)
+    assert "(LlamaTokenizer) does not give" in load_error(directory)
 
 
 def test_load_tokenizer_only_warns(
@@ -124,7 +124,7 @@ def test_generic_class_for_sentencepiece_is_rejected(
         AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizers_by_family["metaspace"]
     )
     message = load_error(tmp_path)
-    assert "has a tokenizer.model but no tokenizer.json" in message
+    assert "but no tokenizer.json" in message
     assert f"LlamaTokenizer.from_pretrained('{tmp_path}').save_pretrained(DIR)" in message
 
 

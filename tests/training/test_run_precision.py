@@ -88,7 +88,7 @@ def test_run_goes_on_in_its_precision_when_another_processor_resumes_it(
     argv = world.argv(str(out), use_cpu="True", eval_fraction=None, max_steps="4")
     pretend(monkeypatch, "AMX")
     assert parser.main(argv) == 0
-    assert "multiplies in it, with AMX" in capsys.readouterr().out
+    assert "with AMX" in capsys.readouterr().out
     assert json.loads((out / "run.json").read_text())["bf16"] is True
     whole = load_file(out / "model.safetensors")
     # What is left of a run that was killed after its second step.
@@ -100,7 +100,7 @@ def test_run_goes_on_in_its_precision_when_another_processor_resumes_it(
     assert parser.main([*argv, "--bf16=false"]) == 2
     assert "bf16 was True, now False" in capsys.readouterr().err
     assert parser.main(argv) == 0
-    assert "as it began, and slow" in capsys.readouterr().out
+    assert "as it began" in capsys.readouterr().out
     assert_equal_weights(load_file(out / "model.safetensors"), whole)
 
 
