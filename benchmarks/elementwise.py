@@ -4,10 +4,12 @@
     python -m benchmarks.elementwise --scale tiny   # does it run?
 
 In eager mode, the trainer runs on the device of `tests/cuda/fake_cuda.py`, which sees every kernel.
-For one layer of each model and the same inputs, Inductor then plans the compiled kernels, as for an
-H100, and stops before it writes any, so Triton is not needed. All layers of a model are alike.
+For one layer of each model, its tiles of losses and the same inputs, Inductor then plans the
+compiled kernels, as for an H100, and stops before it writes any, so Triton is not needed. All
+layers of a model are alike.
 
-The bytes of a kernel are those of the tensors that it reads and writes, each counted once. Liger's
+The bytes of a kernel are those of the tensors that it reads and writes, each counted once, but a
+softmax reads three times (maxima, sums, its result), and a gather only what it returns. Liger's
 kernels are Triton's, which no part of PyTorch plans, so they cannot be counted here.
 """
 
@@ -26,7 +28,9 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._inductor import compile_fx, config, scheduler
 
+from vocagnolm.models.compiled import losses_of
 from vocagnolm.models.cost import decoder_layers
+from vocagnolm.output_head import log_softmax_
 from vocagnolm.shell.io import markdown_table
 from vocagnolm.token_loss import inner_model
 
@@ -56,18 +60,20 @@ class Cost(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a micro-batch in eager mode, and one of its layers in eager mode and compiled."""
+    """A part of a micro-batch in eager mode; a layer and the losses in eager mode and compiled."""
 
     eager: Cost
     layers: int
     eager_layer: Cost
     compiled_layer: Cost
+    eager_losses: Cost
+    compiled_losses: Cost
 
     @property
     def compiled(self) -> Cost:
-        """The part with compiled layers; all else stays in eager mode."""
-        rest = self.eager.plus(self.eager_layer, -self.layers)
-        return rest.plus(self.compiled_layer, self.layers)
+        """The part with compiled layers and losses; all else stays in eager mode."""
+        rest = self.eager.plus(self.eager_layer, -self.layers).plus(self.eager_losses, -1)
+        return rest.plus(self.compiled_layer, self.layers).plus(self.compiled_losses)
 
 
 class Counting(fake_cuda.Watch):
@@ -90,6 +96,10 @@ class Counting(fake_cuda.Watch):
             # An expanded tensor has more elements than its storage.
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = min(tensor.nbytes, storage.nbytes())
+        if name == "gather":
+            sizes[args[0].untyped_storage()._cdata] = out[0].nbytes
+        if name in ("log_softmax", "softmax"):
+            sizes |= dict.fromkeys(range(3), out[0].nbytes)
         before = self.costs.get(self.phase, Cost())
         self.costs[self.phase] = before.plus(Cost(1, sum(sizes.values())))
         return made
@@ -105,11 +115,14 @@ def count(scale: str, layers: int | None = None) -> dict[str, Part]:
         trainer = fake_run.make_run(scale=scale, rows=_MICRO_BATCH[scale], micro_batches=1)
         teacher = trainer.online_teachers[0]
         numbers, hooks = {}, []
+        tiles: dict[str, list[Any]] = {STUDENT: [], TEACHER: []}
         for role, model in ((STUDENT, trainer.model), (TEACHER, teacher)):
             first, *others = decoder_layers(inner_model(model))
             numbers[role] = 1 + len(others)
             keep = _keeper(kept, role)
             hooks.append(first.register_forward_pre_hook(keep, with_kwargs=True))
+            losses = watch.during(f"losses of {role}")(_eager_losses(tiles[role]))
+            inner_model(model).compiled_losses = losses
         teacher.forward = watch.during(TEACHER)(teacher.forward)
         fake_run.one_step(watch, trainer)
         for hook in hooks:
@@ -123,12 +136,44 @@ def count(scale: str, layers: int | None = None) -> dict[str, Part]:
         with watch.fake:
             compiled = torch.compile(layer, backend=_planner(planned))
             _run(compiled, role == STUDENT, given, named, nullcontext())
-        cost = Cost()
-        for one in planned:
-            cost = cost.plus(one)
-        eager = watch.costs["micro-batch" if role == STUDENT else TEACHER]
-        parts[role] = Part(eager, numbers[role], watch.costs[f"layer of {role}"], cost)
+            compiled_losses = _plan_losses(tiles[role])
+        losses = watch.costs[f"losses of {role}"]
+        eager = watch.costs["micro-batch" if role == STUDENT else TEACHER].plus(losses)
+        eager_layer = watch.costs[f"layer of {role}"]
+        parts[role] = Part(
+            eager, numbers[role], eager_layer, _sum(planned), losses, compiled_losses
+        )
     return parts
+
+
+def _eager_losses(tiles: list[Any]) -> Callable[..., Any]:
+    """Return a function that computes losses of a tile as without compilation, and keeps it."""
+
+    def losses(logits_KV: Any, target_K1: Any) -> Any:
+        tiles.append((logits_KV, target_K1))
+        return -log_softmax_(logits_KV).gather(-1, target_K1)[:, 0]
+
+    return losses
+
+
+def _plan_losses(tiles: list[Any]) -> Cost:
+    costs: dict[int, Cost] = {}
+    for tile in tiles:
+        rows = len(tile[0])
+        if rows not in costs:
+            planned: list[Cost] = []
+            torch._dynamo.reset()
+            with torch.no_grad():
+                torch.compile(losses_of, backend=_planner(planned), dynamic=True)(*tile)
+            costs[rows] = _sum(planned)
+    return _sum([costs[len(tile[0])] for tile in tiles])
+
+
+def _sum(costs: list[Cost]) -> Cost:
+    total = Cost()
+    for cost in costs:
+        total = total.plus(cost)
+    return total
 
 
 def _keeper(kept: dict[str, Any], role: str) -> Callable[..., None]:
@@ -207,6 +252,7 @@ def main() -> None:
         for what, eager, compiled in (
             (name, part.eager, part.compiled),
             ("one layer of it", part.eager_layer, part.compiled_layer),
+            ("its losses of logits", part.eager_losses, part.compiled_losses),
         ):
             row = [what, f"{eager.kernels:,}", f"{compiled.kernels:,}"]
             row.append(f"{compiled.kernels / eager.kernels:.0%}")

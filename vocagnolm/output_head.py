@@ -3,7 +3,7 @@
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -34,6 +34,8 @@ class Head(NamedTuple):
     scale: float
     cap: float | None
     dtype: torch.dtype  # The dtype of the factors of matrix products.
+    # If it is compiled: turns logits [K, V] and targets [K, 1] into losses [K].
+    losses: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def cast(self) -> "Head":
         """Return a head whose weight is cast once for all tiles."""
@@ -177,7 +179,8 @@ def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
     if isinstance(embeddings, FSDPModule):
         embeddings.unshard()
     bias_V = cast("Tensor | None", embeddings.bias)
-    return Head(embeddings.weight, bias_V, *scale_and_cap(model.config), dtype)
+    losses = getattr(model, "compiled_losses", None)
+    return Head(embeddings.weight, bias_V, *scale_and_cap(model.config), dtype, losses)
 
 
 def last_hidden_state(

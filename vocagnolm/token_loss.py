@@ -77,8 +77,13 @@ class _TokenLoss(torch.autograd.Function):
         with torch.autocast(hidden_ND.device.type, enabled=False):
             # `torch.split` splits an empty tensor into one empty part, which the slice removes.
             for row_K in torch.split(read_M, rows)[: len(read_M)]:
-                log_p_KV = log_softmax_(head.logits(hidden_ND[row_K], tile_KV))
-                loss_N[row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
+                logits_KV = head.logits(hidden_ND[row_K], tile_KV)
+                target_K1 = targets_N[row_K, None]
+                if head.losses is not None and entropy_N is None:
+                    loss_N[row_K] = head.losses(logits_KV, target_K1)
+                    continue
+                log_p_KV = log_softmax_(logits_KV)
+                loss_N[row_K] = -log_p_KV.gather(-1, target_K1)[:, 0]
                 # entr(p) is -p log p. At p = 0 it is 0, where the product would be NaN.
                 if entropy_N is not None:
                     entropy_N[row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)

@@ -30,7 +30,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import check_adapted
-from vocagnolm.models.compiled import compile_layers
+from vocagnolm.models.compiled import compile_model
 from vocagnolm.models.probes import check_packing
 from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.packing import Blocks
@@ -229,7 +229,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # The probes have run, so their few tokens are not what is compiled for.
         if self._compiles:
             for model in (self.model, *self.online_teachers):
-                compile_layers(model, self.args.torch_compile_backend, self.args.torch_compile_mode)
+                compile_model(model, self.args.torch_compile_backend, self.args.torch_compile_mode)
         with self.resuming(resume_from_checkpoint) as checkpoint:
             output = super().train(checkpoint, *args, **kwargs)
         # Trainer's own mean covers only this process's steps. `log` has put the whole run's into
@@ -255,7 +255,7 @@ class VocAgnoTrainer(ResumableTrainer):
         student = super().call_model_init(trial)
         check_adapted(student)
         if self._compiles:
-            compile_layers(student, self.args.torch_compile_backend, self.args.torch_compile_mode)
+            compile_model(student, self.args.torch_compile_backend, self.args.torch_compile_mode)
         return add_token_losses(student, self.args.device)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -20,7 +20,7 @@ from benchmarks.gpu_first.report import Report, free_memory, timed
 from benchmarks.harness import WARM_UP_TURNS, Skipped, take_turns
 from benchmarks.models import backward, has_cuda, make_config, make_model
 from benchmarks.steps import CPT, ONLINE, TEACHER, Size, Steps
-from vocagnolm.models.compiled import compile_layers
+from vocagnolm.models.compiled import compile_model
 from vocagnolm.models.cost import model_work, sizes_of
 from vocagnolm.models.load import fp8_products
 from vocagnolm.run.plan import device_bytes, fill_device
@@ -110,7 +110,7 @@ class Variant:
             # As with --torch_compile, except on a CPU, where Inductor takes minutes.
             args.torch_compile_backend = "inductor" if has_cuda() else "aot_eager"
             for model in models:
-                compile_layers(model, args.torch_compile_backend)
+                compile_model(model, args.torch_compile_backend)
 
 
 def _fill(size: Size, report: Report) -> Size:

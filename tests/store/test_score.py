@@ -41,6 +41,7 @@ from vocagnolm.models.load import ModelSource
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.shell.io import read_json, write_json
 from vocagnolm.spans import encode, encode_rendered
+from vocagnolm.store import format as store_format
 from vocagnolm.store import scoring, windows
 from vocagnolm.store.format import (
     MANIFEST_FILE,
@@ -51,6 +52,7 @@ from vocagnolm.store.format import (
     shard_paths,
 )
 from vocagnolm.store.read import StoredReader
+from vocagnolm.store.scoring import ScoringJob
 from vocagnolm.store.windows import Window
 
 # What it does
@@ -120,7 +122,7 @@ def test_interrupted_store_goes_on_with_compiled_layers(
     store = Path(shutil.copytree(scored, tmp_path / "S"))
     shard_paths(store)[0].unlink()
     compiled: Any = Mock()
-    monkeypatch.setattr(windows, "compile_layers", compiled)
+    monkeypatch.setattr(windows, "compile_model", compiled)
     for option in ([], ["--torch_compile", "true"]):
         assert not compiled.called
         assert __main__.main(arguments(teacher, corpus, store, *option)) == 0
@@ -170,6 +172,32 @@ def test_next_shard_is_read_while_one_is_scored() -> None:
     assert found == [0, 10, 20, 30]
     assert made == [0, 1, 2, 3]
     assert not list(scoring._one_ahead(make, []))
+
+
+def test_shards_of_another_job_are_not_read(
+    texts: list[str],
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the first is scored, when the second is read already, it writes the third."""
+    whole, job = (make_job(tmp_path / name, texts[:8], teacher_tokenizer) for name in "WS")
+    for each in (whole, job):
+        store_format.begin_store(each.directory, ABOUT)
+    scoring.score_corpus(whole, FakeScorer(), ABOUT)
+    shards, reads, read = list(job.shards), [], ScoringJob.read
+
+    class Slow(FakeScorer):
+        def losses(self, *args: Any) -> Any:
+            name = shard_name(shards[2])
+            shutil.copy(whole.directory / name, job.directory / name)
+            return super().losses(*args)
+
+    monkeypatch.setattr(ScoringJob, "read", lambda job, n: reads.append(n) or read(job, n))
+    monkeypatch.setattr(ScoringJob, "missing_shards", lambda job: shards)
+    scoring.score_corpus(job, Slow(), ABOUT)
+    assert reads == shards[:2] + shards[3:]
+    assert contents(job.directory) == contents(whole.directory)
 
 
 def test_unreadable_document_has_no_tokens(

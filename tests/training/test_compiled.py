@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -18,11 +20,13 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 from world import assert_equal_weights, make_trainer, outcome
 
-from vocagnolm import attention
+from vocagnolm import attention, output_head
 from vocagnolm.attention import TORCH_VARLEN, RowSegments, segments_of
 from vocagnolm.collator import PackedCollator
+from vocagnolm.models.compiled import losses_of
 from vocagnolm.record import differences
 from vocagnolm.store.windows import HFScorer, Window
+from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import settings_of
 
@@ -161,7 +165,8 @@ def test_layers_are_compiled_whole_and_at_most_three_times_in_rows_of_any_width(
         assert bool(counters["stats"]["unique_graphs"]) == bool(options)
     assert len(widths) == 3
     assert not counters["graph_break"], counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] <= 3
+    # Layers three times, losses once.
+    assert counters["stats"]["unique_graphs"] <= 3 + 1
     (weights, log), (compiled, entries) = runs
     assert largest_difference(weights, compiled) < 1e-9
     for entry, other in zip(log, entries, strict=True):
@@ -208,6 +213,31 @@ def test_scorer_is_compiled_whole_and_at_most_three_times_in_batches_of_any_shap
     assert len(set(shapes)) > 20
     assert not counters["graph_break"], counters["graph_break"]
     assert 0 < counters["stats"]["unique_graphs"] <= 3
+
+
+@pytest.mark.slow
+def test_compiled_losses_are_those_of_a_loop(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = add_token_losses(copy.deepcopy(pair[1]).float())
+    model.compiled_losses = torch.compile(losses_of, dynamic=True)
+    words = model.config.vocab_size
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 7 * words)
+    for length in (2, 3, 5, 8, 11, 30):
+        ids = torch.randint(words, (2, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits
+            found = model(input_ids=ids, labels=ids, token_losses=True)
+            # With entropies, they are not compiled.
+            eager, _ = model(input_ids=ids, labels=ids, token_losses=True, with_entropies=True)
+        torch.testing.assert_close(found, eager)
+        for row, place in itertools.product(range(2), range(1, length)):
+            values = logits[row, place - 1].tolist()
+            expected = math.log(sum(map(math.exp, values))) - values[ids[row, place]]
+            assert float(found[row, place]) == pytest.approx(expected, rel=1e-5)
+    # On a CPU, tiles share memory: one for all of it, one for a part of any size, one for one row.
+    assert counters["stats"]["unique_graphs"] == 3
+    assert not counters["graph_break"], counters["graph_break"]
 
 
 def test_student_of_model_init_is_compiled(

@@ -124,6 +124,10 @@ class ScoringJob:
             all_windows += windows(number, ids, self.reader.limit, self.min_context)
         return all_windows
 
+    def is_written(self, shard: int) -> bool:
+        """Test whether a shard is there, which another job may have written."""
+        return (self.directory / store.shard_name(shard)).exists()
+
     def missing_shards(self) -> list[int]:
         """List the shards that are not written yet, beginning at a random one.
 
@@ -132,7 +136,7 @@ class ScoringJob:
         """
         missing = []
         for shard in self.shards:
-            if not (self.directory / store.shard_name(shard)).exists():
+            if not self.is_written(shard):
                 missing.append(shard)
         start = random.randrange(len(missing)) if missing else 0
         return missing[start:] + missing[:start]
@@ -380,10 +384,10 @@ def score_corpus(job: ScoringJob, scorer: Scorer, description: Mapping[str, obje
         unit_scale=True,
         disable=not state.is_main_process,
     ) as progress:
-        reads = _one_ahead(job.read, shards)
+        # Another job may have written a shard since the list was made, or since it was read.
+        reads = _one_ahead(lambda shard: None if job.is_written(shard) else job.read(shard), shards)
         for number, (shard, read) in enumerate(zip(shards, reads, strict=True), 1):
-            # Another job may have written the shard since the list was made.
-            if not (job.directory / store.shard_name(shard)).exists():
+            if read and not job.is_written(shard):
                 score_shard(job, shard, scorer, progress, number / len(shards), read)
     # The manifest lists the shards of all processes, so wait for the slowest one.
     state.wait_for_everyone()

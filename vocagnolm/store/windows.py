@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.attention import segments_of, takes_segments
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.models.compiled import compile_layers
+from vocagnolm.models.compiled import compile_model
 from vocagnolm.store.format import LossArray
 from vocagnolm.token_loss import add_token_losses
 
@@ -80,7 +80,7 @@ class HFScorer:
         self._model = add_token_losses(model.train(False).requires_grad_(False))
         # Every batch has another shape.
         if backend:
-            compile_layers(model, backend, dynamic=True)
+            compile_model(model, backend, dynamic=True)
         self._batch_tokens = batch_tokens
         self._packs = takes_segments(model)
 
