@@ -93,12 +93,17 @@ class Results:
         rows = [(row, self.rows.get((world, row["seed"], than))) for row in self.of(world, rule)]
         return [row[metric] - const[metric] for row, const in rows if const]
 
+    def mean(self, world: str, rule: str, metric: str) -> str:
+        """Return the mean of what a rule changes."""
+        found = self.differences(world, rule, metric)
+        return _signed(statistics.mean(found)) if found else ""
+
     def cell(self, world: str, rule: str, metric: str) -> str:
         """Return the mean, with all values if they are few, or with the extremes."""
         found = [_signed(value) for value in sorted(self.differences(world, rule, metric))]
         if not found:
             return ""
-        mean = _signed(statistics.mean(self.differences(world, rule, metric)))
+        mean = self.mean(world, rule, metric)
         each = " ".join(found) if len(found) < 4 else f"{found[0]} to {found[-1]}"
         return f"{mean} ({each})" if len(found) > 1 else mean
 
@@ -113,15 +118,22 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def evidence(results: Results) -> str:
-    """Return a table of all rules, compared with equal weights."""
+def evidence(results: Results, *, short: bool = False) -> str:
+    """Return a table of all rules, compared with equal weights.
+
+    A short table has the means alone where a figure shows each seed.
+    """
     worlds = {name: DEMO_METRICS[1] if name in DEMOS else METRICS[0] for name in WORLDS}
     counts = {world: len(results.differences(world, "accept", worlds[world])) for world in worlds}
     shown = [world for world, count in counts.items() if count]
     head = [f"{WORLDS[world]} ({counts[world]} seeds)" for world in shown]
     rows = [["nothing wrong: the ceiling", *(ceiling_cell(w, worlds[w]) for w in shown)]]
     for rule, label in LABELS.items():
-        rows.append([label, *(results.cell(world, rule, worlds[world]) for world in shown)])
+        row = [label]
+        for world in shown:
+            numbers = results.mean if short and world not in DEMOS else results.cell
+            row.append(numbers(world, rule, worlds[world]))
+        rows.append(row)
     return markdown_table(["rule", *head], rows)
 
 
@@ -219,7 +231,8 @@ def write_between(name: str, path: Path, table: str) -> None:
 def main() -> None:
     """Write the tables."""
     results = Results()
-    write_between("acceptance", PAGE, evidence(results))
+    write_between("acceptance", PAGE, evidence(results, short=True))
+    write_between("evidence", NOTEBOOK, evidence(results))
     write_between("acceptance", NOTEBOOK, trials(results))
 
 

@@ -236,9 +236,7 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path(__file__).parent)
-    parser.add_argument(
-        "--write", action="store_true", help="the first pool and forgetting, into the pages"
-    )
+    parser.add_argument("--write", action="store_true", help="into results and notebook")
     arguments = parser.parse_args()
     directory: Path = arguments.directory
     pools = read_rows(directory / "pool.jsonl")
@@ -247,7 +245,6 @@ def main() -> None:
         sys.stdout.write(f"{table}\n\n")
     if arguments.write:
         write_between("pool", NOTEBOOK, "\n\n".join(tables))
-        write_between("pool", PAGE, tables[1])
     rows = read_rows(directory / "forgetting.jsonl")
     for table in forgetting_tables(rows):
         sys.stdout.write(f"{table}\n\n")
