@@ -155,7 +155,7 @@ def auc_table(rows: list[Row]) -> str:
 def curve_table(rows: list[Row], world: str, *, short: bool = False) -> str:
     """Return clean and general loss of each rule and rate, and the distance from equal weights.
 
-    A short table has no column for each kind of general text.
+    A short table ends after the means of both.
 
     The distance is the general loss of a rule less that of equal weights at the same clean loss, on
     the line through equal weights at all rates of the same seed. Outside the line's ends it is left
@@ -178,12 +178,12 @@ def curve_table(rows: list[Row], world: str, *, short: bool = False) -> str:
             cells = [f"{RULES[rule]} ({len(found)})", f"{rate:g}"]
             cells += [f"{statistics.mean(clean(r) for r in found):.4f}"]
             cells += [f"{statistics.mean(general(r) for r in found):.4f}"]
-            for kind in () if short else GENERAL:
+            for kind in GENERAL:
                 cells.append(f"{statistics.mean(r['general'][kind] for r in found):.3f}")
             lines.append([*cells, cell(distances)])
-    kinds = () if short else GENERAL
-    heads = ["rule (seeds)", "rate", "domain", "general", *kinds, "off the curve"]
-    return markdown_table(heads, lines)
+    heads = ["rule (seeds)", "rate", "domain", "general", *GENERAL, "off the curve"]
+    columns = 4 if short else len(heads)
+    return markdown_table(heads[:columns], [cells[:columns] for cells in lines])
 
 
 def forgetting_tables(rows: list[Row], *, short: bool = False) -> Iterator[str]:
