@@ -165,8 +165,8 @@ def test_layers_are_compiled_whole_and_at_most_three_times_in_rows_of_any_width(
         assert bool(counters["stats"]["unique_graphs"]) == bool(options)
     assert len(widths) == 3
     assert not counters["graph_break"], counters["graph_break"]
-    # Layers three times, losses once.
-    assert counters["stats"]["unique_graphs"] <= 3 + 1
+    # Layers twice, losses once.
+    assert counters["stats"]["unique_graphs"] <= 3
     (weights, log), (compiled, entries) = runs
     assert largest_difference(weights, compiled) < 1e-9
     for entry, other in zip(log, entries, strict=True):
@@ -220,7 +220,7 @@ def test_compiled_losses_are_those_of_a_loop(
     pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = add_token_losses(copy.deepcopy(pair[1]).float())
-    model.compiled_losses = torch.compile(losses_of, dynamic=True)
+    model.compiled_losses = torch.compile(losses_of, backend="aot_eager", dynamic=True)
     words = model.config.vocab_size
     monkeypatch.setattr(output_head, "TILE_LOGITS", 7 * words)
     for length in (2, 3, 5, 8, 11, 30):

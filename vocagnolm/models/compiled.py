@@ -9,23 +9,19 @@ from vocagnolm.models.cost import decoder_layers
 from vocagnolm.token_loss import inner_model
 
 
-def compile_model(
-    model: nn.Module,
-    backend: str | None = None,
-    mode: str | None = None,
-    dynamic: bool | None = None,
-) -> None:
+def compile_model(model: nn.Module, backend: str | None = None, mode: str | None = None) -> None:
     """Compile each repeated layer of a model in place, which leaves the names of its weights.
 
     Layers of one kind share what is compiled. What makes losses of logits is compiled, too. The
     embeddings, the product with the head and the alignment stay as they are. DDP and FSDP2 may wrap
-    the model before or after. The options are those of `torch.compile`.
+    the model before or after. The options are those of `torch.compile`. Packed rows have any width,
+    so all sizes of a batch are dynamic from the beginning.
     """
     inner: Any = inner_model(model)
     backend = backend or "inductor"
     for layer in decoder_layers(inner):
-        layer.compile(backend=backend, mode=mode, dynamic=dynamic)
-    # The last tile has fewer rows. Inductor's kernels for a CPU have crashed with losses.
+        layer.compile(backend=backend, mode=mode, dynamic=True)
+    # Inductor's kernels for a CPU have crashed with losses.
     if inner.device.type != "cpu" or backend != "inductor":
         inner.compiled_losses = torch.compile(losses_of, backend=backend, dynamic=True)
 

@@ -78,9 +78,8 @@ class HFScorer:
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int, backend: str | None = None):
         self._model = add_token_losses(model.train(False).requires_grad_(False))
-        # Every batch has another shape.
         if backend:
-            compile_model(model, backend, dynamic=True)
+            compile_model(model, backend)
         self._batch_tokens = batch_tokens
         self._packs = takes_segments(model)
 
