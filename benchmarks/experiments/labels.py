@@ -371,7 +371,10 @@ class Case:
         if rows is None:
             return [""] * 4
         each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
-        closed = "" if arm in AS_THEY_ARE else f"{self.gain(arm) / self.ceiling():.2f}"
+        # The sum has no negative zero.
+        closed = (
+            "" if arm in AS_THEY_ARE else f"{round(self.gain(arm) / self.ceiling(), 2) + 0:.2f}"
+        )
         general = "" if arm == "teacher" else f"{self.mean(arm, 'general'):.3f}"
         return [f"{self.mean(arm):.3f}", each, closed, general]
 
@@ -415,17 +418,16 @@ def side_by_side(cases: dict[str, Case], *, short: bool) -> str:
         short: without the arms of `DETAILS` and without the loss of other text.
     """
     lines, table_lines = [], []
-    head = ["rows or rule (seeds)"]
+    head = ["rows or rule"]
     for name, case in cases.items():
         world = name.partition("-")[0]
         lines.append(f"{world.capitalize()}. {case.line()}")
         head += [f"{world}: right", "of the ceiling"] + ["general text"] * (not short)
     for arm, title in TITLES.items():
-        having = [case for case in cases.values() if arm in case.arms]
-        if not having or (short and arm in DETAILS):
+        is_there = any(arm in case.arms for case in cases.values())
+        if not is_there or (short and arm in DETAILS):
             continue
-        seeds = min(len(case.arms[arm]) for case in having)
-        row = [f"{title} ({seeds})"]
+        row = [title]
         for case in cases.values():
             right, _, closed, general = case.cells(arm)
             row += [right, closed] + [general] * (not short)
