@@ -173,6 +173,7 @@ def test_layers_are_compiled_whole_and_at_most_three_times_in_rows_of_any_width(
         assert entry == pytest.approx(other, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_compiled_run_resumes_exactly(make: Make, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 4}
     whole = make("whole", **saving, **QUICK)
