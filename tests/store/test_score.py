@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
@@ -41,13 +42,14 @@ from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.shell.io import read_json, write_json
 from vocagnolm.spans import encode, encode_rendered
 from vocagnolm.store import format as store_format
-from vocagnolm.store import scoring
+from vocagnolm.store import scoring, windows
 from vocagnolm.store.format import (
     MANIFEST_FILE,
     LossDtype,
     Store,
     find_faults,
     shard_name,
+    shard_paths,
 )
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import ScoringJob
@@ -114,11 +116,19 @@ def test_store_is_the_same_when_scored_again(
     assert contents(tmp_path) == contents(scored)
 
 
-def test_layers_are_not_compiled_on_a_cpu(
-    teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_interrupted_store_goes_on_with_compiled_layers(
+    scored: Path, teacher: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = arguments(teacher, corpus, tmp_path / "S", "--torch_compile", "true")
-    assert "--torch_compile" in error(argv, capsys)
+    store = Path(shutil.copytree(scored, tmp_path / "S"))
+    shard_paths(store)[0].unlink()
+    compiled: Any = Mock()
+    monkeypatch.setattr(windows, "compile_model", compiled)
+    for option in ([], ["--torch_compile", "true"]):
+        assert not compiled.called
+        assert __main__.main(arguments(teacher, corpus, store, *option)) == 0
+        assert contents(store) == contents(scored)
+        shard_paths(store)[0].unlink()
+    compiled.assert_called_once_with(ANY, "inductor")
 
 
 @pytest.mark.parametrize(

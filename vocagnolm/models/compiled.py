@@ -21,7 +21,7 @@ def compile_model(model: nn.Module, backend: str | None = None, mode: str | None
     backend = backend or "inductor"
     for layer in decoder_layers(inner):
         layer.compile(backend=backend, mode=mode, dynamic=True)
-    # Inductor's kernels for a CPU have crashed with losses.
+    # Inductor's kernels of losses have crashed on a CPU (PyTorch 2.13, "double free").
     if inner.device.type != "cpu" or backend != "inductor":
         inner.compiled_losses = torch.compile(losses_of, backend=backend, dynamic=True)
 

@@ -72,7 +72,7 @@ def make_parser() -> Parser:
         const=True,
         default=False,
         type=switch,
-        help="On a GPU: compile the layers, which changes losses by rounding; true or false.",
+        help="Compile the layers, which changes losses by rounding; true or false.",
     )
     add = partial(parser.add_argument, needs=["server"], excludes=["verify"])
     parser.add_argument("--server", metavar="URL", help="Server that runs the teacher.")

@@ -190,9 +190,6 @@ def score(options: Namespace) -> None:
     # Up to here, all processes meet the same errors, and each ends by itself. After they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()
-    # Inductor's kernels for batches of any shape have crashed there ("double free").
-    if options.torch_compile and state.device.type == "cpu":
-        raise OptionError("torch_compile", "needs a GPU: leave it out")
     begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")
     # Processes on different kinds of machines need one answer.
     dtype, why = rank0(lambda: choose_dtype(options.dtype, state.device, begun))
