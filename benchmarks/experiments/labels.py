@@ -371,10 +371,10 @@ class Case:
         if rows is None:
             return [""] * 4
         each = " ".join(f"{rows[seed]['right']:.3f}" for seed in sorted(rows))
-        # The sum has no negative zero.
-        closed = (
-            "" if arm in AS_THEY_ARE else f"{round(self.gain(arm) / self.ceiling(), 2) + 0:.2f}"
-        )
+        closed = ""
+        if arm not in AS_THEY_ARE:
+            # The sum has no negative zero.
+            closed = f"{round(self.gain(arm) / self.ceiling(), 2) + 0:.2f}"
         general = "" if arm == "teacher" else f"{self.mean(arm, 'general'):.3f}"
         return [f"{self.mean(arm):.3f}", each, closed, general]
 
@@ -417,11 +417,11 @@ def side_by_side(cases: dict[str, Case], *, short: bool) -> str:
         cases: by their names, with other worlds.
         short: without the arms of `DETAILS` and without the loss of other text.
     """
-    lines, table_lines = [], []
+    ceilings, lines = [], []
     head = ["rows or rule"]
     for name, case in cases.items():
         world = name.partition("-")[0]
-        lines.append(f"{world.capitalize()}. {case.line()}")
+        ceilings.append(f"{world.capitalize()}. {case.line()}")
         head += [f"{world}: right", "of the ceiling"] + ["general text"] * (not short)
     for arm, title in TITLES.items():
         is_there = any(arm in case.arms for case in cases.values())
@@ -431,8 +431,8 @@ def side_by_side(cases: dict[str, Case], *, short: bool) -> str:
         for case in cases.values():
             right, _, closed, general = case.cells(arm)
             row += [right, closed] + [general] * (not short)
-        table_lines.append(row)
-    return "\n".join([*lines, "", markdown_table(head, table_lines)])
+        lines.append(row)
+    return "\n".join([*ceilings, "", markdown_table(head, lines)])
 
 
 def table(path: Path, seeds: Sequence[int]) -> str:
