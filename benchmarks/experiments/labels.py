@@ -238,22 +238,23 @@ class Experiment:
         row |= {"world": world, "noise": noise, "arm": arm, "seed": seed}
         if arm in AS_THEY_ARE:
             row |= {"noise": "", "seed": 0}  # All seeds have the same held-out questions.
-        if arm == "clean":
-            row["noise"] = ""
+        if arm in ("clean", "relabelled"):
+            row["noise"] = ""  # Their rows are the same whatever the mistakes are.
         row |= {"steps": self.steps, "learning_rate": LEARNING_RATE, "dtype": "bfloat16"}
         for done in read_results(self.results):
             if row.items() <= done.items():
                 return done
         started = time.time()
+        mistakes = row["noise"] or "none"
         if arm in AS_THEY_ARE:
             model = self.student if arm == "start" else self.teacher
         else:
-            model = self.train(world, row["noise"] or "none", arm, seed)
+            model = self.train(world, mistakes, arm, seed)
             row |= logged(model)
         if arm in RANKED:
             row |= self.judged(world, noise, arm, seed)
         if arm == "relabelled":
-            corpus = self.corpus(world, noise, arm, seed) / "rows.jsonl"
+            corpus = self.corpus(world, mistakes, arm, seed) / "rows.jsonl"
             row["kept_right"] = round(float(pd.read_json(corpus, lines=True)["right"].mean()), 4)
         held_out = likeliest(model, questions(world, 1, 0))
         row["right"] = round(held_out.count(0) / len(held_out), 4)
