@@ -415,15 +415,16 @@ def side_by_side(cases: dict[str, Case], *, short: bool) -> str:
     """Return the ceilings of cases and one table of them, as pages have it.
 
     Args:
-        cases: by their names, with other worlds.
+        cases: by their names.
         short: without the arms of `DETAILS` and without the loss of other text.
     """
     ceilings, lines = [], []
     head = ["rows or rule"]
     for name, case in cases.items():
-        world = name.partition("-")[0]
-        ceilings.append(f"{world.capitalize()}. {case.line()}")
-        head += [f"{world}: right", "of the ceiling"] + ["general text"] * (not short)
+        # Mistakes are systematic unless a title says otherwise.
+        title = name.removesuffix("-systematic").replace("-", ", ")
+        ceilings.append(f"{title.capitalize()}. {case.line()}")
+        head += [f"{title}: right", "of the ceiling"] + ["general text"] * (not short)
     for arm, title in TITLES.items():
         is_there = any(arm in case.arms for case in cases.values())
         if not is_there or (short and arm in DETAILS):
