@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from kills import Killed
 from launch import run_jobs
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import World, make_world
 
 from vocagnolm import VocAgnoTrainer, __main__
@@ -240,6 +241,22 @@ def test_other_settings_are_refused_in_the_same_directory(
     monkeypatch.setattr(weighing, "SHARD_SEQUENCES", 8)
     assert __main__.main(["weights", *argv_of(corpora, tmp_path)]) == 2
     assert "shard_sequences was 256, now 8" in capsys.readouterr().err
+
+
+def test_weights_of_another_student_or_teacher_at_the_same_path_are_refused(
+    corpora: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for role in ("student", "teacher"):
+        shutil.copytree(getattr(corpora, role), tmp_path / role)
+    places = {role: str(tmp_path / role) for role in ("student", "teacher")}
+    weigh(corpora, tmp_path / "out", **places)
+    for role in ("teacher", "student"):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / role)
+        with torch.no_grad():
+            model.get_output_embeddings().weight *= 2
+        model.save_pretrained(tmp_path / role)
+        assert __main__.main(["weights", *argv_of(corpora, tmp_path / "out", **places)]) == 2
+        assert f"content of {role} has changed" in capsys.readouterr().err
 
 
 def test_two_stores_of_one_teacher_give_what_one_does(corpora: World, tmp_path: Path) -> None:
