@@ -348,10 +348,16 @@ def _batches(
         yield usable_in(rows[part.start : part.stop], part)
 
 
-def reasons_in(corpus: datasets.Dataset) -> Iterator[str]:
-    """Read why rows are skipped, before any tokenizer reads them."""
-    for _, skipped in _batches(corpus, range(len(corpus))):
+def reasons_in(corpus: datasets.Dataset, template: Template | None = None) -> Iterator[str]:
+    """Read why rows are skipped: they are unusable, or the template cannot render them."""
+    for usable, skipped in _batches(corpus, range(len(corpus))):
         yield from skipped.values()
+        if template is None:
+            continue
+        for conversation in usable.values():
+            rendered = template.render(conversation)
+            if isinstance(rendered, str):
+                yield rendered
 
 
 def read_texts(

@@ -48,6 +48,7 @@ from vocagnolm.store.format import (
     LossDtype,
     Store,
     find_faults,
+    read_manifest,
     shard_name,
     shard_paths,
 )
@@ -245,6 +246,28 @@ def test_conversation_has_a_loss_for_each_token_and_none_for_the_first(
     assert len(document.losses) == len(encode_rendered(teacher_tokenizer, [text])[0].ids)
     assert document.losses[0] == 0
     assert document.losses[1:].all()
+
+
+def test_conversations_that_the_template_refuses_are_reported_before_scoring(
+    teacher: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    template = tmp_path / "strict.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}"
+        "{{ raise_exception('no system role') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    refused = [{"role": "system", "content": "Add."}, *turns]
+    for talks, status in (([turns, refused], 0), ([refused], 2)):
+        path = tmp_path / f"{len(talks)}.jsonl"
+        path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+        template_option = f"--teacher_chat_template={template}"
+        argv = arguments(teacher, path, tmp_path / f"S{len(talks)}", template_option)
+        assert __main__.main(argv) == status
+    assert "no system role" in caplog.text
+    assert "no system role" in capsys.readouterr().err
+    assert read_manifest(tmp_path / "S2")["documents"] == 1
+    assert not read_manifest(tmp_path / "S1")
 
 
 @pytest.mark.parametrize(

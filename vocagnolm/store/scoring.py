@@ -275,8 +275,16 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
     corpus = joined(corpora, "dataset")
     if is_conversations(corpus):
         TeacherReaders([reader]).check_templates()
+    job = ScoringJob(
+        directory=options.output_dir,
+        corpus=corpus,
+        reader=reader,
+        min_context=min_context,
+        shard_documents=options.shard_documents,
+        loss_dtype=options.loss_dtype,
+    )
     # A corpus without a usable document is reported here, before any weights are loaded.
-    reasons = list(reasons_in(corpus))
+    reasons = list(reasons_in(corpus, job.template))
     if len(reasons) == len(corpus):
         raise OptionError(
             "dataset",
@@ -285,14 +293,7 @@ def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig)
         )
     if reasons:
         logger.warning("skipped: %s", count_reasons(reasons))
-    return ScoringJob(
-        directory=options.output_dir,
-        corpus=corpus,
-        reader=reader,
-        min_context=min_context,
-        shard_documents=options.shard_documents,
-        loss_dtype=options.loss_dtype,
-    )
+    return job
 
 
 def _context_of(config: PreTrainedConfig, options: Namespace) -> tuple[int, int]:
