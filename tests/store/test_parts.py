@@ -98,6 +98,9 @@ def test_teachers_are_counted_by_their_settings(
         random_store(path, [str(number)], family, teacher=teacher, context=context)
         paths.append(str(path))
     assert ModelOptions(teacher_losses=paths).teachers == 3
+    first, other, narrow = StoredReader([Store(Path(path)) for path in paths]).describe()
+    assert "context was 99, now 98" in narrow
+    assert "was" not in first + other
     # A missing store is reported when it is opened.
     assert ModelOptions(teacher_losses=["none", "nothing", paths[0]]).teachers == 3
     stores = [Store(path) for path in paths]

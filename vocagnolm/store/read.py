@@ -13,8 +13,16 @@ from vocagnolm.conventions import Spans
 from vocagnolm.cutting import EMPTY
 from vocagnolm.data import MISSING
 from vocagnolm.readers import Reader, TeacherReaders, WithoutTeacher
+from vocagnolm.record import differences
 from vocagnolm.spans import Tokens
-from vocagnolm.store.format import LossArray, Store, StoredDocument, by_teacher, first_scored
+from vocagnolm.store.format import (
+    LossArray,
+    Store,
+    StoredDocument,
+    by_teacher,
+    first_scored,
+    teacher_of,
+)
 
 _NO_SPANS: Spans = np.empty((0, 2), np.int64)
 _NO_LOSSES: LossArray = np.empty(0, np.float32)
@@ -62,14 +70,20 @@ class StoredReader(TeacherReaders):
     def describe(self) -> list[str]:
         """Name each teacher, its stores and their size."""
         lines = []
+        first = self._by_teacher[0][0].manifest
         for stores in self._by_teacher:
             names = []
             tokens = 0
             for store in stores:
                 names.append(str(store.directory))
                 tokens += store.manifest["tokens"]
-            teacher = stores[0].manifest["teacher"]
-            lines.append(f"{', '.join(names)}: losses of {teacher}, {tokens:,} tokens")
+            manifest = stores[0].manifest
+            teacher = manifest["teacher"]
+            line = f"{', '.join(names)}: losses of {teacher}, {tokens:,} tokens"
+            changes = differences(teacher_of(first), teacher_of(manifest))
+            if changes and teacher == first["teacher"]:
+                line += f", as another teacher ({'; '.join(changes)})"
+            lines.append(line)
         return lines
 
     def read(self, texts: Sequence[str]) -> tuple[list[Tokens], WithoutTeacher]:
