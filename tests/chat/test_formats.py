@@ -135,7 +135,11 @@ def test_weights_are_those_of_the_row_and_of_each_message(
     [
         {"messages": [ASK, SAY, {**ASK, "name": "Ann"}, {**SAY, "weight": 0}]},
         {"messages": [{**ASK, "weight": 0.5}, SAY, ASK, {**SAY, "weight": 0}], "weight": -2},
-        {"messages": [ASK, SAY], "tools": NULL, "chat_template_kwargs": {"thinks": False}},
+        {
+            "messages": [ASK, SAY],
+            "tools": json.dumps(NULL),
+            "chat_template_kwargs": {"thinks": False},
+        },
         {"messages": [ASK, SAY], "chat_template_kwargs": {"thinks": True}},
         {"prompt": [ASK, SAY, ASK], "completion": [SAY, ASK, SAY], "tools": TOOLS},
         {"prompt": "1 + 1?", "completion": "2", "weight": 0.5},

@@ -209,6 +209,34 @@ def test_conversations_have_the_scores_of_their_answers(
     assert kept == [conversations[index] for index in sorted(best)]
 
 
+def test_kept_conversations_are_those_of_a_corpus_in_several_files(
+    tokenizers_by_family: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = {"name": "add", "parameters": {"default": None}}
+    later = {"tools": json.dumps([tool]), "chat_template_kwargs": {"thinks": True}, "weight": 0.5}
+    rows: list[dict[str, Any]] = [{"messages": as_messages(turns)} for turns in TURNS[:2]]
+    rows.append({"messages": as_messages(TURNS[2])} | later)
+    conversations = [read(row) for row in rows]
+    (tmp_path / "pages").mkdir()
+    for name, part in (("first", rows[:2]), ("second", rows[2:])):
+        path = tmp_path / f"pages/{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in part))
+    for seed, role in enumerate(("student", "teacher")):
+        tokenizer = tokenizers_by_family["metaspace"]
+        conversation_store(tmp_path / role, conversations, tokenizer, "chatml", seed)
+    assert __main__.main([*rank(tmp_path), f"--dataset={tmp_path / 'pages'}", "--keep=1"]) == 0
+    # A file has the columns of its first rows.
+    monkeypatch.setattr("vocagnolm.corpus.FIRST_ROWS", 1)
+    found = []
+    for row in load_corpus(str(tmp_path / "out/kept.jsonl")):
+        assert row.pop("skipped") is None
+        found.append(Conversation(**row))
+    assert [turns.messages for turns in found] == [turns.messages for turns in conversations]
+    assert [turns.options for turns in found] == [turns.options for turns in conversations]
+    assert found[2].options["tools"] == [tool]
+    assert [turns.weights[:1] for turns in found] == [[], [], [0.5]]
+
+
 # The order, and what is kept
 
 

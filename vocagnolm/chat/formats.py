@@ -119,16 +119,18 @@ class Conversation:
         messages = self.messages
         for index in self.untrained:
             messages[index][WEIGHT] = 0.0
-        # The first weight is that of the row.
-        for message, weight in zip(messages, self.weights[1:], strict=False):
-            message[WEIGHT] = weight
+        if self.weights:
+            # The first weight is that of the row.
+            for message, weight in zip(messages, self.weights[1:], strict=True):
+                message[WEIGHT] = weight
         row: dict[str, Any] = {"messages": messages}
         if self.prompt_messages:
             prompt, completion = messages[: self.prompt_messages], messages[self.prompt_messages :]
             row = {"prompt": prompt, "completion": completion}
         options = self.options
         if "tools" in options:
-            row["tools"] = options.pop("tools")
+            # Only in JSON text, a null is read as one.
+            row["tools"] = json.dumps(options.pop("tools"), ensure_ascii=False)
         if options:
             row["chat_template_kwargs"] = options
         if self.weights:

@@ -46,7 +46,7 @@ from vocagnolm.fields import OptionError, corpora_of, in_range
 from vocagnolm.record import check_output_directory, output_directory
 from vocagnolm.shell.io import print_main, write_file
 from vocagnolm.store import choice
-from vocagnolm.store.format import Store, StoredDocument, by_teacher
+from vocagnolm.store.format import Store, StoredDocument
 from vocagnolm.store.score import make_parser
 
 if TYPE_CHECKING:
@@ -161,9 +161,11 @@ def _open_stores(options: argparse.Namespace, turns: bool) -> list[StoredReader]
         directories = getattr(options, f"{role}_losses")
         if directories:
             stores = [Store(directory) for directory in directories]
-            if len(by_teacher(store.manifest for store in stores)) > 1:
-                raise OptionError(f"{role}_losses", "are of several models: give those of one")
             readers[role] = StoredReader(stores)
+            if len(readers[role].teachers) > 1:
+                several = "; ".join(readers[role].describe())
+                fault = f"are of several models ({several}): give those of one"
+                raise OptionError(f"{role}_losses", fault)
             if turns:
                 readers[role].check_templates()
     for role in ROLES:
@@ -236,9 +238,20 @@ def _preview(
 
 def _kept_rows(corpus: datasets.Dataset, documents: Sequence[int]) -> Iterator[dict[str, object]]:
     """Yield documents with all that training reads. Their indices lead to the user's columns."""
-    for index, row in zip(documents, corpus.select(documents), strict=True):
+    columns: dict[str, object] = {}
+    for row in _training_rows(corpus, documents):
+        columns |= dict.fromkeys(row)
+    for index, row in zip(documents, _training_rows(corpus, documents), strict=True):
+        # Each row has all columns, because a file's columns are those of its first rows.
+        yield {"document": index} | columns | row
+
+
+def _training_rows(
+    corpus: datasets.Dataset, documents: Sequence[int]
+) -> Iterator[dict[str, object]]:
+    for row in corpus.select(documents):
         row.pop(SKIPPED, None)
-        yield {"document": index} | (Conversation(**row).as_row() if "roles" in row else row)
+        yield Conversation(**row).as_row() if "roles" in row else row
 
 
 def rows_of(
