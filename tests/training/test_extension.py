@@ -42,12 +42,34 @@ def test_cosine_goes_on_when_it_is_asked_to(
     world: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
     world.train("cosine", max_steps="2")
+    directory = world.root / "cosine"
+    (directory / "evaluation").mkdir()
     argv = world.argv("cosine", use_cpu="True", max_steps="4")
     assert parser.main(argv) == 2
     assert "--extend true" in capfd.readouterr().err
     assert parser.main([*argv, "--extend"]) == 0
+    # Its results are not those of the new model.
+    evaluations = [path.name for path in directory.glob("evaluation*")]
+    assert evaluations == ["evaluation-checkpoint-2"]
     # The same run without the option, as a scheduler may start it again.
     assert parser.main(argv) == 0
+
+
+def test_longer_run_that_was_killed_does_not_start_over(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.train("killed", max_steps="2")
+    directory = world.root / "killed"
+    log = (directory / "log.jsonl").read_bytes()
+    # A longer run has begun, and has saved nothing yet.
+    run = json.loads((directory / "run.json").read_text())
+    (directory / "run.json").write_text(json.dumps(run | {"max_steps": 4, "extend": True}))
+    (directory / "manifest.json").unlink()
+    argv = world.argv("killed", use_cpu="True", max_steps="4")
+    assert parser.main(argv) == 2
+    assert "--extend true" in capfd.readouterr().err
+    assert (directory / "log.jsonl").read_bytes() == log
+    assert parser.main([*argv, "--extend"]) == 0
 
 
 def test_longer_run_in_python_is_not_finished_until_it_ends(world: World, tmp_path: Path) -> None:

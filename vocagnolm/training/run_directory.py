@@ -55,8 +55,14 @@ def find_start(
     if not is_longer and is_finished(directory):
         return "", True, None
     checkpoint = resolve(resume_from_checkpoint, directory, settings)
-    if is_longer and checkpoint is None:
-        return f"{directory} holds no checkpoint from which its run could go on", False, None
+    if checkpoint is None:
+        # If a longer run was killed before it saved, only its checkpoints know the earlier length.
+        for path in checkpoints(directory):
+            shorter = json_or_empty(path / MANIFEST_FILE).get("run")
+            if shorter and grown(shorter, settings):
+                return f"{path}: {checkpoint_fault(path, settings)}", False, None
+        if is_longer:
+            return f"{directory} holds no checkpoint from which its run could go on", False, None
     return "", False, checkpoint
 
 
@@ -107,8 +113,16 @@ def owned(directory: Path, settings: Record, *, is_new: bool) -> AbstractContext
 
 def reopen(directory: Path, settings: Record) -> None:
     """Mark a finished run as unfinished if it becomes longer, before its settings say so."""
-    if grown(json_or_empty(directory / RUN_FILE), settings):
-        (directory / MANIFEST_FILE).unlink(missing_ok=True)
+    if not grown(json_or_empty(directory / RUN_FILE), settings):
+        return
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)
+    # Its evaluations are not those of the longer run. Checkpoints' evaluations have such names.
+    step = f"-{PREFIX_CHECKPOINT_DIR}-{step_of(directory)}"
+    for path in directory.glob("evaluation*"):
+        target = path.with_name(path.name + step)
+        if f"-{PREFIX_CHECKPOINT_DIR}-" not in path.name and not target.exists():
+            path.rename(target)
+            logger.warning("%s is of the shorter run, and is %s now", path, target.name)
 
 
 def describe_run(
