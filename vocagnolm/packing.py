@@ -216,6 +216,11 @@ class Blocks(Dataset[Block]):
         return self._order[self._edges[sequence] : self._edges[sequence + 1]]
 
     @property
+    def segment_count(self) -> int:
+        """The number of segments in all sequences."""
+        return len(self._order)
+
+    @property
     def fill_fraction(self) -> float:
         """The share of positions that have a token, in [0, 1]."""
         return self.student_tokens / max(len(self) * self.max_length, 1)

@@ -425,7 +425,8 @@ class VocAgnoTrainer(ResumableTrainer):
     def _mean_token_losses(self, rows: EvalPrediction) -> dict[str, float]:
         """Return the unweighted loss per token of all rows, and of each corpus of several.
 
-        `tokens` is their number. All runs that are evaluated on these texts have the same.
+        `tokens` is their number. All runs that are evaluated on these texts have the same. So is
+        that of `segments`, if they are cut alike: no token sees more than the rest of its segment.
         """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
@@ -447,4 +448,6 @@ class VocAgnoTrainer(ResumableTrainer):
             if tokens:
                 report[name] = float(loss / tokens)
         report["tokens"] = int(counts.sum())
+        if isinstance(loader.dataset, Blocks):
+            report["segments"] = loader.dataset.segment_count
         return report

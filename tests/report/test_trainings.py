@@ -40,6 +40,7 @@ OF_SEEDS: dict[str, tuple[object, object]] = {
     "blocks": (7, 8),
     "teacher_losses_sha256": ("a", "b"),
     "teacher_files": (["a"], ["b"]),
+    "student_files": ({"a": "b"}, {"a": "c"}),
     "evaluation": ({"documents": {"": ["a"]}}, {"documents": {"": ["b"]}}),
 }
 
@@ -211,3 +212,13 @@ def test_findings_compare_no_losses_of_other_texts(tmp_path: Path) -> None:
         options = {"top_k": top_k, "eval_fraction": 0.1}
         changed.append(held_out(tmp_path / name, 2.0, corpus_digest=[name], **options))
     assert "the same texts" in findings(compare(changed))[0]
+
+
+def test_findings_compare_no_losses_of_texts_that_are_cut_otherwise(tmp_path: Path) -> None:
+    paths = []
+    for number, segments in enumerate((7, 8, None)):
+        log = [entry(1, 1.0, eval_loss=2.0, eval_tokens=99, eval_segments=segments)]
+        paths.append(write_run(tmp_path / f"{number}", log, student="s", rate=number))
+    assert "--max_length" in findings(compare(paths[:2]))[0]
+    # A log of version 0.1 does not say.
+    assert "level" in findings(compare(paths[1:]))[0]

@@ -323,6 +323,7 @@ def test_evaluation_has_the_loss_of_each_corpus(make: Make, mixed: Blocks) -> No
     assert len(mixed) % 7, "the last batch must be smaller"
     assert found["eval_loss"] == pytest.approx(float(losses.sum() / tokens), rel=1e-6)
     assert found["eval_tokens"] == tokens
+    assert found["eval_segments"] == sum(len(mixed.segments(b)) for b in range(len(mixed)))
     first = 0
     for name, count in mixed.parts.items():
         part = [mixed[number] for number in range(first, first + count)]

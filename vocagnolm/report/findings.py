@@ -91,6 +91,13 @@ def _held_out(
         changed = run.options.get("eval_fraction") and not agree(run, other, DIGEST)
         if changed or run.eval_tokens != other.eval_tokens:
             return [f"{name} and {reference} were not evaluated on the same texts."]
+        segments = {run.eval_segments, other.eval_segments}
+        if len(segments) > 1 and None not in segments:
+            return [
+                f"{name} and {reference} cut the held-out texts into {run.eval_segments} and "
+                f"{other.eval_segments} segments, so their losses cannot be compared: give all "
+                "runs a --max_length that every teacher's context holds."
+            ]
     losses = {seed: run.eval_loss or 0.0 for seed, run in runs.items()}
     reference_losses = {seed: run.eval_loss or 0.0 for seed, run in reference_runs.items()}
     # A gain is how far the loss is below the reference's. It may be negative.

@@ -35,6 +35,7 @@ _SEED_SETTINGS = {
     "data_seed",
     "blocks",
     "teacher_losses_sha256",
+    "student_files",
     "teacher_files",
     "teacher_weights_sha256",
     "student_weights",
@@ -61,10 +62,11 @@ class TrainingRun:
     options: JsonObject
     # The state has log and cost. It is empty before the run is saved.
     state: JsonObject
-    # The loss after the last step, over this many tokens. Both are None if training has not come
-    # that far.
+    # The loss after the last step, over so many tokens in so many segments. They are None if
+    # training has not come that far, and segments also in logs of version 0.1.
     eval_loss: float | None
     eval_tokens: int | None
+    eval_segments: int | None
 
     @property
     def name(self) -> str:
@@ -95,6 +97,7 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         state=state,
         eval_loss=evaluation.get("eval_loss"),
         eval_tokens=evaluation.get("eval_tokens"),
+        eval_segments=evaluation.get("eval_segments"),
     )
 
 
