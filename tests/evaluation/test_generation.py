@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import random
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerFast as Tokenizer
 from transformers.cache_utils import DynamicLayer
@@ -43,6 +45,28 @@ def engine_of(tokenizer: Any, context: int = NO_LIMIT) -> Engine:
     engine = Engine(tokenizer, context, GenerationConfig(), None)
     engine.eos_ids = frozenset()
     return engine
+
+
+def test_prompt_does_not_end_with_the_token_that_ends_a_text(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    tokenizer: Any = copy.deepcopy(tokenizers_by_family["byte_level"])
+    ending = tokenizer.eos_token
+    expected = tokenizer(SHARED_TEXT)["input_ids"]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {ending}", special_tokens=[(ending, tokenizer.eos_token_id)]
+    )
+    assert tokenizer(SHARED_TEXT)["input_ids"] == [*expected, tokenizer.eos_token_id]
+    prompts = []
+
+    class Reading(Engine):
+        def _run(self, rows: Any) -> Any:
+            prompts.extend(row.prompt for row in rows)
+            return iter(())
+
+    engine = Reading(tokenizer, NO_LIMIT, GenerationConfig(), None)
+    list(engine.generate([SHARED_TEXT], STOPS, NEW_TOKENS))
+    assert prompts == [expected]
 
 
 # Stop strings in a stream of tokens

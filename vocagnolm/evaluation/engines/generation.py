@@ -128,6 +128,9 @@ class Engine:
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
         rows = []
         for index, ids in enumerate(encoded):
+            # A tokenizer may append the token that ends a text.
+            if self.add_special_tokens and ids and ids[-1] in self.eos_ids:
+                ids = ids[:-1]
             seed = seeds[index] if sampling else 0
             rows.append(Row(index, ids, self, stops, max_new_tokens, sampling, seed))
         too_long = sum(row.room < 1 for row in rows)
