@@ -48,6 +48,7 @@ REFUSED: list[tuple[str, str, str]] = [
     # Arguments of transformers that would change numbers, or lose data.
     ("--teacher t --ignore_data_skip", "ignore_data_skip", "again"),
     ("--teacher t --bf16_full_eval", "bf16_full_eval", "casts"),
+    ("--teacher t --label_smoothing_factor 0.1", "label_smoothing_factor", "nothing"),
     ('--teacher t --fsdp full_shard --fsdp_config {"version":1} --dry_run', "FSDP1", "supported"),
     ("--teacher t --fsdp full_shard", "fsdp", "several processes"),
     ('--teacher t --accelerator_config {"split_batches":true}', "accelerator_config", "split"),

@@ -41,6 +41,8 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
     "train_sampling_strategy": ("random", "makes other batches than a resumed run"),
     "bf16_full_eval": (False, "casts the student that is saved"),
+    "fp16_full_eval": (False, "casts the student that is saved"),
+    "label_smoothing_factor": (0.0, "does nothing to the losses of tokens"),
 }
 # Trainer's options of `torch.compile`.
 _COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
