@@ -17,13 +17,12 @@ logger = logging.getLogger(__name__)
 # Settings by name, as JSON can hold them: what a run, a checkpoint, a store or an evaluation was
 # made from.
 Record = Mapping[str, Any]
-# These settings identify content: {setting: what has that content}. A run does not identify its
-# student, so that another one with the name checkpoint-500 is refused.
+# These settings identify content: {setting: what has that content}. A run identifies no student
+# but that of adapters, so that another one with the name checkpoint-500 is refused.
 _CONTENT = {
     "blocks": "dataset",
     "corpus_digest": "dataset",
-    "student_content": "student",
-    "teacher_content": "teacher",
+    "student_files": "student",
     "teacher_files": "teacher",
     "teacher_losses_sha256": "teacher_losses",
     "chat_templates_sha256": "the chat templates",

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from inline_grader import InlineGrader, graded_inline
+from peft import LoraConfig, get_peft_model
 from processors import pretend
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vocagnolm.evaluation import evaluate as evaluate_math
 from vocagnolm.evaluation import regrading, runner
@@ -63,6 +64,20 @@ def test_outputs_are_all_there_when_it_is_done(
     assert settings == results["settings"]
     assert (settings["dtype"], settings["engine"], settings["limit"]) == ("float32", "hf", N_ITEMS)
     assert (tmp_path / "row.md").read_text() in capsys.readouterr().out
+
+
+def test_adapters_answer_on_top_of_their_model(talker: Path, tmp_path: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(talker)
+    # They change nothing before they are trained.
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.save_pretrained(tmp_path / "adapters")
+    AutoTokenizer.from_pretrained(talker).save_pretrained(tmp_path / "adapters")
+    outputs = []
+    for model in (talker, tmp_path / "adapters"):
+        out = tmp_path / f"of-{model.name}"
+        assert evaluate_math.main(arguments(model, out)) == 0
+        outputs.append([record["raw_output"] for record in records(out / "demo.jsonl")])
+    assert outputs[0] == outputs[1]
 
 
 def test_results_lie_in_the_model_and_outlive_a_checkpoint(

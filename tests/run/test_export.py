@@ -242,6 +242,35 @@ def test_export_rejects_what_it_cannot_write(
         assert re.match(f"vocagnolm export: error: {message}", capsys.readouterr().err)
 
 
+def test_adapters_are_not_merged_into_another_student(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student = tmp_path / "student"
+    shutil.copytree(world.student, student)
+    options = {**LORA, "student": str(student), "output_dir": str(tmp_path / "run")}
+    argv = world.argv("", use_cpu="True", **options)
+    assert parser.main([*argv, "--max_steps=1"]) == 0
+    model = AutoModelForCausalLM.from_pretrained(student)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2)
+    model.save_pretrained(student)
+    assert export.main([str(tmp_path / "run"), f"--output_dir={tmp_path / 'whole'}"]) == 2
+    assert "other weights" in capsys.readouterr().err
+    assert not (tmp_path / "whole").exists()
+    assert parser.main([*argv, "--max_steps=2", "--extend"]) == 2
+    assert "student has changed" in capsys.readouterr().err
+
+
+def test_adapters_are_no_student_or_teacher(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapters = str(world.root / "adapted")
+    for role in ("student", "teacher"):
+        argv = world.argv("", use_cpu="True", **{role: adapters}, output_dir=str(tmp_path / role))
+        assert parser.main(argv) == 2
+        assert "vocagnolm export" in capsys.readouterr().err
+
+
 def test_shards_that_lack_a_weight_are_rejected(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

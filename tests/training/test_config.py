@@ -83,18 +83,24 @@ def test_settings_have_one_name_for_a_place(
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "m.gguf"])
-def test_settings_have_the_sizes_of_local_teachers(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"123")
+def test_settings_identify_the_weights_of_local_teachers(name: str, tmp_path: Path) -> None:
+    content = bytearray(3_000_000)
+    (tmp_path / name).write_bytes(content)
     place = tmp_path / name if name.endswith(".gguf") else tmp_path
     argv = ["--use_cpu", "--teacher", str(place), "a/hub-name"]
     before = settings_of(parse(argv))
     (tmp_path / "README.md").touch()
     assert settings_of(parse(argv)) == before
-    (tmp_path / name).write_bytes(b"1234")
-    after = settings_of(parse(argv))
-    assert before.pop("teacher_files") == [{name: 3}, {}]
-    assert after.pop("teacher_files") == [{name: 4}, {}]
-    assert after == before
+    found = [before.pop("teacher_files")]
+    # The first byte, the last one, and a training that changes many.
+    for changed in (slice(0, 1), slice(-1, None), slice(1_000_000, 2_000_000)):
+        content[changed] = b"x" * len(content[changed])
+        (tmp_path / name).write_bytes(content)
+        after = settings_of(parse(argv))
+        found.append(after.pop("teacher_files"))
+        assert after == before
+    assert all(files[0].keys() == {name} and files[1] == {} for files in found)
+    assert len({files[0][name] for files in found}) == 4
 
 
 def test_settings_have_the_code_of_a_users_method(

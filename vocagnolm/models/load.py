@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +22,15 @@ from transformers import (
 
 from vocagnolm.fields import OptionError, json_settings
 from vocagnolm.shell.hub import check_name, split_name
-from vocagnolm.shell.io import file_sha256
+from vocagnolm.shell.io import file_sha256, read_json
 from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 
 # The context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
 # PEFT writes this file into every directory of adapters.
 ADAPTER_CONFIG = "adapter_config.json"
+# What of a file tells it from others: so many parts, of so many bytes.
+_PARTS, _PART_BYTES = 16, 1 << 16
 # Patterns for the files of weights, and for all files of a model and its tokenizer. They are
 # matched in one directory, without its subdirectories.
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
@@ -73,6 +75,13 @@ class ModelSource:
         check_name(self.role, self.name)
         if self.loaded is not None:
             return self.loaded.config
+        if is_adapter(self.name):
+            # transformers follows adapters to their model only when it loads weights.
+            if self.role != "model":
+                raise OptionError(self.role, f"{self.name} has adapters: `vocagnolm export` first")
+            adapters = read_json(Path(self.name) / ADAPTER_CONFIG)
+            name, revision = adapters["base_model_name_or_path"], adapters.get("revision")
+            return replace(self, name=name, revision=revision).config()
         options = {"attn_implementation": self.attn_implementation}
         config: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return config
@@ -301,12 +310,26 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def weight_sizes(model: str) -> dict[str, int]:
-    """Return the sizes of the files of weights of a local model, by name; {} for a hub name."""
+def weights_of(model: str) -> dict[str, str]:
+    """Tell the weights of a local model from others, file by file; {} for a hub name.
+
+    A hash of parts of a file is enough, because a training changes all of it.
+    """
     path = Path(model).expanduser()
     if path.is_file():
-        return {path.name: path.stat().st_size}
-    return {name: (path / name).stat().st_size for name in model_files(path, _WEIGHT_FILES)}
+        return {path.name: _sample_sha256(path)}
+    return {name: _sample_sha256(path / name) for name in model_files(path, _WEIGHT_FILES)}
+
+
+def _sample_sha256(path: Path) -> str:
+    """Hash a file's size and some of its parts, from the first bytes to the last."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(_PARTS):
+            file.seek(max(0, size - _PART_BYTES) * number // (_PARTS - 1))
+            digest.update(file.read(_PART_BYTES))
+    return digest.hexdigest()
 
 
 def model_files(directory: Path, patterns: Sequence[str] = _MODEL_FILES) -> list[str]:

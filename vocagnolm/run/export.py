@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import OptionError
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
-from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files
+from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files, weights_of
 from vocagnolm.shell.io import (
     MANIFEST_FILE,
     RUN_FILE,
@@ -123,6 +123,12 @@ def _settings_of(checkpoint: Path) -> JsonObject:
 def _student_of(checkpoint: Path, settings: JsonObject, trust_remote_code: bool) -> ModelSource:
     """Return the model with which a run began."""
     adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
+    begun = settings.get("student_files")
+    if begun and weights_of(settings["student"]) not in (begun, {}):
+        raise ValueError(
+            f"{settings['student']} has other weights than when {checkpoint} was trained: its "
+            "adapters need the earlier ones"
+        )
     # A run in Python may have got a model that no name leads to. Adapters name their model in their
     # own file.
     return ModelSource(

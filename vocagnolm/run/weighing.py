@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.fields import OptionError, named
-from vocagnolm.models.load import revision_of
+from vocagnolm.models.load import weights_of
 from vocagnolm.packing import Block, segment_rows
 from vocagnolm.record import Record, check_output_directory, differences, output_directory
 from vocagnolm.shell.dist import machine_first, meet, rank0
@@ -68,11 +68,8 @@ def settings_of_weights(job: Job, models: Models, packed: Packed) -> Record:
     """Return what the weights are made from. The number of processes is not among it."""
     settings = settings_of(job) | settings_of_data(job, models, packed)
     settings["shard_sequences"] = SHARD_SEQUENCES
-    # Training changes a student, but weights are those of the models as they are.
-    student, *teachers = (
-        revision_of(model.source.name, model.config) for model in (models.student, *models.teachers)
-    )
-    settings["student_content"], settings["teacher_content"] = student, teachers
+    # Unlike a run, weights are those of the student as it is now.
+    settings["student_files"] = weights_of(models.student.source.name)
     del settings["global_batch_tokens"]
     return settings
 

@@ -14,7 +14,7 @@ from accelerate.utils import parse_flag_from_env
 
 from vocagnolm.fields import OptionError, named, options_of, without_effect
 from vocagnolm.method import Method, load_own
-from vocagnolm.models.load import QUANTIZATIONS, quantization, weight_sizes
+from vocagnolm.models.load import QUANTIZATIONS, quantization, weights_of
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import log_main
@@ -107,13 +107,7 @@ def settings_of(job: Job) -> dict[str, Any]:
                 value = _absolute(value)
             if declared.role != "words":
                 settings[declared.name] = value
-    # The sizes of their files tell local teachers apart, because a path may have other ones. In
-    # Python, a teacher may be a loaded model.
-    names = [teacher for teacher in job.model.teacher or [] if isinstance(teacher, str)]
-    sizes = [weight_sizes(name) for name in names]
-    # A finished run does not need its teacher's files any more.
-    if any(sizes):
-        settings["teacher_files"] = sizes
+    settings |= _files(job)
     hashes = _own_code(job.args.guidance)
     if hashes:
         settings["own_code_sha256"] = hashes
@@ -126,6 +120,21 @@ def settings_of(job: Job) -> dict[str, Any]:
     if not job.args.guidance.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size
     return settings
+
+
+def _files(job: Job) -> dict[str, Any]:
+    """Identify local models that a run reads and does not save, because a path may get others."""
+    files: dict[str, Any] = {}
+    # In Python, a model may be loaded already.
+    teachers = [name for name in job.model.teacher or [] if isinstance(name, str)]
+    weights = [weights_of(name) for name in teachers]
+    # A finished run does not need its teacher's files any more.
+    if any(weights):
+        files["teacher_files"] = weights
+    has_adapters = job.model.use_peft or job.peft_config is not None
+    if has_adapters and isinstance(job.model.student, str):
+        files["student_files"] = weights_of(job.model.student)
+    return files
 
 
 def _own_code(method: Method) -> list[str]:
