@@ -153,7 +153,7 @@ def _cell(value: float | None, form: str) -> str:
 
 def _costs(comparison: Comparison) -> _Section:
     """Return what each training run cost, from its log."""
-    head = ["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]
+    head = ["run", "trained as", "seed", "steps", "tokens with padding", "held-out loss"]
     rows = [head + ["tokens/s", "FLOPs"]]
     for runs in comparison.settings.values():
         for run in runs:

@@ -186,7 +186,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
             axes.fill_between(curve.tokens, curve.low, curve.high, color=style["color"], alpha=0.15)
             # A long curve has a marker at each tenth of the plot.
             (handles[label],) = axes.plot(curve.tokens, curve["mean"], markevery=0.1, **style)
-        axes.set(xlabel="student tokens", ylabel=title)
+        axes.set(xlabel="tokens with padding", ylabel=title)
     # The last row may have room for more plots than there are.
     for axes in plots[len(curves) :]:
         axes.remove()
