@@ -313,23 +313,21 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
 def weights_of(model: str) -> dict[str, str]:
     """Tell the weights of a local model from others, file by file; {} for a hub name.
 
-    A hash of parts of a file is enough, because a training changes all of it.
+    A hash of a file's size and of parts of it is enough, because a training changes all of it.
     """
     path = Path(model).expanduser()
-    if path.is_file():
-        return {path.name: _sample_sha256(path)}
-    return {name: _sample_sha256(path / name) for name in model_files(path, _WEIGHT_FILES)}
-
-
-def _sample_sha256(path: Path) -> str:
-    """Hash a file's size and some of its parts, from the first bytes to the last."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for number in range(_PARTS):
-            file.seek(max(0, size - _PART_BYTES) * number // (_PARTS - 1))
-            digest.update(file.read(_PART_BYTES))
-    return digest.hexdigest()
+    files = [path / name for name in model_files(path, _WEIGHT_FILES)]
+    hashes = {}
+    for file in [path] if path.is_file() else files:
+        size = file.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with file.open("rb") as content:
+            for number in range(_PARTS):
+                # From the first bytes to the last ones.
+                content.seek(max(0, size - _PART_BYTES) * number // (_PARTS - 1))
+                digest.update(content.read(_PART_BYTES))
+        hashes[file.name] = digest.hexdigest()
+    return hashes
 
 
 def model_files(directory: Path, patterns: Sequence[str] = _MODEL_FILES) -> list[str]:
