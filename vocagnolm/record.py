@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 _CONTENT = {
     "blocks": "dataset",
     "corpus_digest": "dataset",
-    "student_files": "the student",
+    "student_files": "your model",
     "teacher_files": "teacher",
     "teacher_losses_sha256": "teacher_losses",
     "chat_templates_sha256": "the chat templates",

@@ -258,7 +258,7 @@ def test_adapters_are_not_merged_into_another_student(
     assert "other weights" in capsys.readouterr().err
     assert not (tmp_path / "whole").exists()
     assert parser.main([*argv, "--max_steps=2", "--extend"]) == 2
-    assert "student has changed" in capsys.readouterr().err
+    assert "your model has changed" in capsys.readouterr().err
 
 
 def test_adapters_are_no_student_or_teacher(

@@ -250,13 +250,13 @@ def test_weights_of_another_student_or_teacher_at_the_same_path_are_refused(
         shutil.copytree(getattr(corpora, role), tmp_path / role)
     places = {role: str(tmp_path / role) for role in ("student", "teacher")}
     weigh(corpora, tmp_path / "out", **places)
-    for role in ("teacher", "student"):
+    for role, name in (("teacher", "teacher"), ("student", "your model")):
         model = AutoModelForCausalLM.from_pretrained(tmp_path / role)
         with torch.no_grad():
             model.get_output_embeddings().weight *= 2
         model.save_pretrained(tmp_path / role)
         assert __main__.main(["weights", *argv_of(corpora, tmp_path / "out", **places)]) == 2
-        assert f"{role} has changed" in capsys.readouterr().err
+        assert f"{name} has changed" in capsys.readouterr().err
 
 
 def test_two_stores_of_one_teacher_give_what_one_does(corpora: World, tmp_path: Path) -> None:
