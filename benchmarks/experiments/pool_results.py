@@ -155,7 +155,7 @@ def auc_table(rows: list[Row]) -> str:
 def curve_table(rows: list[Row], world: str, *, short: bool = False) -> str:
     """Return clean and general loss of each rule and rate, and the distance from equal weights.
 
-    A short table ends after the means of both.
+    A short table ends after the means of both, and has no other order of the same pages.
 
     The distance is the general loss of a rule less that of equal weights at the same clean loss, on
     the line through equal weights at all rates of the same seed. Outside the line's ends it is left
@@ -166,7 +166,7 @@ def curve_table(rows: list[Row], world: str, *, short: bool = False) -> str:
     for rule in RULES_OF_CURVES:
         for rate in RATES:
             found = [r for r in mine if (r["rule"], r["learning_rate"]) == (rule, rate)]
-            if not found:
+            if not found or (short and rule == "again"):
                 continue
             distances = []
             for row in found:
