@@ -22,8 +22,8 @@ Record = Mapping[str, Any]
 _CONTENT = {
     "blocks": "dataset",
     "corpus_digest": "dataset",
-    "student_files": "your model",
-    "teacher_files": "teacher",
+    "student_hashes": "your model",
+    "teacher_hashes": "teacher",
     "teacher_losses_sha256": "teacher_losses",
     "chat_templates_sha256": "the chat templates",
     "own_code_sha256": "your code",

@@ -136,5 +136,12 @@ def test_paths_count_by_their_names_where_the_content_is_known(
 
 def test_student_has_no_known_content() -> None:
     """Nothing tells one checkpoint-500 from another."""
-    before = {"student": "/a/checkpoint-500", "corpus_digest": ["a"], "teacher_files": ["a"]}
+    before = {"student": "/a/checkpoint-500", "corpus_digest": ["a"], "teacher_hashes": ["a"]}
     assert differences(before, {"student": "/b/checkpoint-500"})
+
+
+def test_run_goes_on_whose_record_has_the_sizes_of_files() -> None:
+    before = {"teacher": ["/a/t"], "teacher_files": [{"model.safetensors": 3}]}
+    hashes = {"teacher_hashes": [{"model.safetensors": "a"}]}
+    assert not differences(before, {"teacher": ["/a/t"], **hashes})
+    assert differences(hashes, {"teacher_hashes": [{"model.safetensors": "b"}]})

@@ -39,8 +39,8 @@ OF_SEEDS: dict[str, tuple[object, object]] = {
     "data_seed": (3, 4),
     "blocks": (7, 8),
     "teacher_losses_sha256": ("a", "b"),
-    "teacher_files": (["a"], ["b"]),
-    "student_files": ({"a": "b"}, {"a": "c"}),
+    "teacher_hashes": (["a"], ["b"]),
+    "student_hashes": ({"a": "b"}, {"a": "c"}),
     "evaluation": ({"documents": {"": ["a"]}}, {"documents": {"": ["b"]}}),
 }
 

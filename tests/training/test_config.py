@@ -91,13 +91,13 @@ def test_settings_identify_the_weights_of_local_teachers(name: str, tmp_path: Pa
     before = settings_of(parse(argv))
     (tmp_path / "README.md").touch()
     assert settings_of(parse(argv)) == before
-    found = [before.pop("teacher_files")]
+    found = [before.pop("teacher_hashes")]
     # The first byte, the last one, and a training that changes many.
     for changed in (slice(0, 1), slice(-1, None), slice(1_000_000, 2_000_000)):
         content[changed] = b"x" * len(content[changed])
         (tmp_path / name).write_bytes(content)
         after = settings_of(parse(argv))
-        found.append(after.pop("teacher_files"))
+        found.append(after.pop("teacher_hashes"))
         assert after == before
     assert all(files[0].keys() == {name} and files[1] == {} for files in found)
     assert len({files[0][name] for files in found}) == 4

@@ -29,15 +29,16 @@ METHODS = {
 STATE_FILE = "trainer_state.json"
 # These settings may differ between two seeds of the same setting. The demo and the experiments also
 # draw the corpus by the seed, so its size is among them. Each seed may have its own models, whose
-# paths tell them apart. Version 0.1.0 recorded the weights instead of `teacher_files`.
+# paths tell them apart. Earlier versions recorded the weights, and then the sizes of files.
 _SEED_SETTINGS = {
     "seed",
     "data_seed",
     "blocks",
     "teacher_losses_sha256",
-    "student_files",
-    "teacher_files",
+    "student_hashes",
+    "teacher_hashes",
     "teacher_weights_sha256",
+    "teacher_files",
     "student_weights",
     "evaluation",
 }

@@ -123,7 +123,7 @@ def _settings_of(checkpoint: Path) -> JsonObject:
 def _student_of(checkpoint: Path, settings: JsonObject, trust_remote_code: bool) -> ModelSource:
     """Return the model with which a run began."""
     adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
-    begun = settings.get("student_files")
+    begun = settings.get("student_hashes")
     if begun and weights_of(settings["student"]) not in (begun, {}):
         raise ValueError(
             f"{settings['student']} has other weights than when {checkpoint} was trained: its "

@@ -69,7 +69,7 @@ def settings_of_weights(job: Job, models: Models, packed: Packed) -> Record:
     settings = settings_of(job) | settings_of_data(job, models, packed)
     settings["shard_sequences"] = SHARD_SEQUENCES
     # Unlike a run, weights are those of the student as it is now.
-    settings["student_files"] = weights_of(models.student.source.name)
+    settings["student_hashes"] = weights_of(models.student.source.name)
     del settings["global_batch_tokens"]
     return settings
 

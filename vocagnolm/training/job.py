@@ -130,10 +130,10 @@ def _files(job: Job) -> dict[str, Any]:
     weights = [weights_of(name) for name in teachers]
     # A finished run does not need its teacher's files any more.
     if any(weights):
-        files["teacher_files"] = weights
+        files["teacher_hashes"] = weights
     has_adapters = job.model.use_peft or job.peft_config is not None
     if has_adapters and isinstance(job.model.student, str):
-        files["student_files"] = weights_of(job.model.student)
+        files["student_hashes"] = weights_of(job.model.student)
     return files
 
 
