@@ -425,8 +425,8 @@ class VocAgnoTrainer(ResumableTrainer):
     def _mean_token_losses(self, rows: EvalPrediction) -> dict[str, float]:
         """Return the unweighted loss per token of all rows, and of each corpus of several.
 
-        `tokens` is their number. All runs that are evaluated on these texts have the same. So is
-        that of `segments`, if they are cut alike: no token sees more than the rest of its segment.
+        `tokens` and `segments` are counts. Runs that are evaluated on the same texts have as many
+        tokens, and as many segments if the texts are cut at the same places.
         """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None

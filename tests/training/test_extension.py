@@ -43,14 +43,15 @@ def test_cosine_goes_on_when_it_is_asked_to(
 ) -> None:
     world.train("cosine", max_steps="2")
     directory = world.root / "cosine"
-    (directory / "evaluation").mkdir()
+    for name in ("evaluation", "evaluation-checkpoint-2"):
+        (directory / name).mkdir()
     argv = world.argv("cosine", use_cpu="True", max_steps="4")
     assert parser.main(argv) == 2
     assert "--extend true" in capfd.readouterr().err
     assert parser.main([*argv, "--extend"]) == 0
     # Its results are not those of the new model.
-    evaluations = [path.name for path in directory.glob("evaluation*")]
-    assert evaluations == ["evaluation-checkpoint-2"]
+    evaluations = sorted(path.name for path in directory.glob("evaluation*"))
+    assert evaluations == ["evaluation-checkpoint-2", "evaluation-checkpoint-2-again"]
     # The same run without the option, as a scheduler may start it again.
     assert parser.main(argv) == 0
 

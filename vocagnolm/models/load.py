@@ -29,7 +29,7 @@ from vocagnolm.tokenizer import Role, check_tokenizer, load_tokenizer
 NO_LIMIT = sys.maxsize
 # PEFT writes this file into every directory of adapters.
 ADAPTER_CONFIG = "adapter_config.json"
-# What of a file tells it from others: so many parts, of so many bytes.
+# A hash of weights reads so many parts of a file, of so many bytes.
 _PARTS, _PART_BYTES = 16, 1 << 16
 # Patterns for the files of weights, and for all files of a model and its tokenizer. They are
 # matched in one directory, without its subdirectories.
@@ -310,10 +310,11 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def weights_of(model: str) -> dict[str, str]:
-    """Tell the weights of a local model from others, file by file; {} for a hub name.
+def weight_hashes(model: str) -> dict[str, str]:
+    """Return a hash for each file of weights of a local model, by name; {} for a hub name.
 
-    A hash of a file's size and of parts of it is enough, because a training changes all of it.
+    A model has gigabytes, so the hash is of a file's size and of parts from its beginning to its
+    end. A training changes most of them.
     """
     path = Path(model).expanduser()
     files = [path / name for name in model_files(path, _WEIGHT_FILES)]
@@ -323,7 +324,6 @@ def weights_of(model: str) -> dict[str, str]:
         digest = hashlib.sha256(str(size).encode())
         with file.open("rb") as content:
             for number in range(_PARTS):
-                # From the first bytes to the last ones.
                 content.seek(max(0, size - _PART_BYTES) * number // (_PARTS - 1))
                 digest.update(content.read(_PART_BYTES))
         hashes[file.name] = digest.hexdigest()

@@ -21,7 +21,13 @@ from transformers import PreTrainedModel
 from vocagnolm.cli import Parser, shell
 from vocagnolm.fields import OptionError
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapters
-from vocagnolm.models.load import ADAPTER_CONFIG, ModelSource, is_adapter, model_files, weights_of
+from vocagnolm.models.load import (
+    ADAPTER_CONFIG,
+    ModelSource,
+    is_adapter,
+    model_files,
+    weight_hashes,
+)
 from vocagnolm.shell.io import (
     MANIFEST_FILE,
     RUN_FILE,
@@ -124,7 +130,7 @@ def _student_of(checkpoint: Path, settings: JsonObject, trust_remote_code: bool)
     """Return the model with which a run began."""
     adapter = read_json(checkpoint / ADAPTER_CONFIG) if is_adapter(checkpoint) else {}
     begun = settings.get("student_hashes")
-    if begun and weights_of(settings["student"]) not in (begun, {}):
+    if begun and weight_hashes(settings["student"]) not in (begun, {}):
         raise ValueError(
             f"{settings['student']} has other weights than when {checkpoint} was trained: its "
             "adapters need the earlier ones"

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.fields import OptionError, named
-from vocagnolm.models.load import weights_of
+from vocagnolm.models.load import weight_hashes
 from vocagnolm.packing import Block, segment_rows
 from vocagnolm.record import Record, check_output_directory, differences, output_directory
 from vocagnolm.shell.dist import machine_first, meet, rank0
@@ -69,7 +69,7 @@ def settings_of_weights(job: Job, models: Models, packed: Packed) -> Record:
     settings = settings_of(job) | settings_of_data(job, models, packed)
     settings["shard_sequences"] = SHARD_SEQUENCES
     # Unlike a run, weights are those of the student as it is now.
-    settings["student_hashes"] = weights_of(models.student.source.name)
+    settings["student_hashes"] = weight_hashes(models.student.source.name)
     del settings["global_batch_tokens"]
     return settings
 

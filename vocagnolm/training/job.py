@@ -14,7 +14,7 @@ from accelerate.utils import parse_flag_from_env
 
 from vocagnolm.fields import OptionError, named, options_of, without_effect
 from vocagnolm.method import Method, load_own
-from vocagnolm.models.load import QUANTIZATIONS, quantization, weights_of
+from vocagnolm.models.load import QUANTIZATIONS, quantization, weight_hashes
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.shell.extras import require
 from vocagnolm.shell.io import log_main
@@ -107,7 +107,7 @@ def settings_of(job: Job) -> dict[str, Any]:
                 value = _absolute(value)
             if declared.role != "words":
                 settings[declared.name] = value
-    settings |= _files(job)
+    settings |= _model_hashes(job)
     hashes = _own_code(job.args.guidance)
     if hashes:
         settings["own_code_sha256"] = hashes
@@ -122,19 +122,19 @@ def settings_of(job: Job) -> dict[str, Any]:
     return settings
 
 
-def _files(job: Job) -> dict[str, Any]:
+def _model_hashes(job: Job) -> dict[str, Any]:
     """Identify local models that a run reads and does not save, because a path may get others."""
-    files: dict[str, Any] = {}
+    hashes: dict[str, Any] = {}
     # In Python, a model may be loaded already.
     teachers = [name for name in job.model.teacher or [] if isinstance(name, str)]
-    weights = [weights_of(name) for name in teachers]
+    of_teachers = [weight_hashes(name) for name in teachers]
     # A finished run does not need its teacher's files any more.
-    if any(weights):
-        files["teacher_hashes"] = weights
+    if any(of_teachers):
+        hashes["teacher_hashes"] = of_teachers
     has_adapters = job.model.use_peft or job.peft_config is not None
     if has_adapters and isinstance(job.model.student, str):
-        files["student_hashes"] = weights_of(job.model.student)
-    return files
+        hashes["student_hashes"] = weight_hashes(job.model.student)
+    return hashes
 
 
 def _own_code(method: Method) -> list[str]:

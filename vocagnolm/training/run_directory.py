@@ -112,17 +112,22 @@ def owned(directory: Path, settings: Record, *, is_new: bool) -> AbstractContext
 
 
 def reopen(directory: Path, settings: Record) -> None:
-    """Mark a finished run as unfinished if it becomes longer, before its settings say so."""
+    """Mark a finished run as unfinished if it becomes longer, before its settings say so.
+
+    Its evaluations judged its last step, and get the names of evaluations of that checkpoint.
+    """
     if not grown(json_or_empty(directory / RUN_FILE), settings):
         return
     (directory / MANIFEST_FILE).unlink(missing_ok=True)
-    # Its evaluations are not those of the longer run. Checkpoints' evaluations have such names.
-    step = f"-{PREFIX_CHECKPOINT_DIR}-{step_of(directory)}"
-    for path in directory.glob("evaluation*"):
-        target = path.with_name(path.name + step)
-        if f"-{PREFIX_CHECKPOINT_DIR}-" not in path.name and not target.exists():
-            path.rename(target)
-            logger.warning("%s is of the shorter run, and is %s now", path, target.name)
+    for path in sorted(directory.glob("evaluation*")):
+        if f"-{PREFIX_CHECKPOINT_DIR}-" in path.name:
+            continue
+        target = path.with_name(f"{path.name}-{PREFIX_CHECKPOINT_DIR}-{step_of(directory)}")
+        # Somebody may have evaluated the checkpoint, too.
+        while target.exists():
+            target = target.with_name(f"{target.name}-again")
+        path.rename(target)
+        logger.warning("%s is of the shorter run, and is %s now", path, target.name)
 
 
 def describe_run(
