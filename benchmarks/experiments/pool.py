@@ -59,6 +59,7 @@ from benchmarks.experiments import real_pages
 from benchmarks.experiments.rank import area_under_curve
 from benchmarks.experiments.real import (
     RULES,
+    TEXTS,
     logged,
     make_parser,
     nats_per_character,
@@ -68,7 +69,6 @@ from benchmarks.experiments.real import (
 from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.store.rank import SCORES
 
-TEXTS = Path(__file__).with_name("pool_texts.json")
 JUNK = ("code", "boilerplate", "shuffled", "french", "repeated")
 POOL = 4  # times the tokens of a run
 # Tokens of the pages from which pools are drawn, in runs: so many are right, so many are junk.

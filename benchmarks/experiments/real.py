@@ -10,9 +10,10 @@ only once, even if several worlds have it. A finished run is a line of
 run, also of the teacher. Processes with different seeds, worlds or rules may run side by side.
 `real_results` makes the tables.
 
-Models are judged by nats per character on held-out clean text and, with `--answers N`, by their
-answers to the first N items of benchmarks (`--data_dir` as for vocagnolm evaluate). With
-`--keep_models`, you can ask for answers later without training again.
+Models are judged by nats per character on held-out clean text, on four kinds of general text
+(`pool_texts.json`) and, with `--answers N`, by their answers to the first N items of benchmarks
+(`--data_dir` as for vocagnolm evaluate). With `--keep_models`, you can ask for answers later
+without training again.
 
     const     weights all tokens equally, on the packed sequences of the guided runs
     shuffled  has the weights of `accept` in a random order within each micro-batch
@@ -47,6 +48,8 @@ from vocagnolm.store.format import SHARDS, read_manifest
 from vocagnolm.tokenizer import start_id
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
+# Texts of other repositories, with their sources.
+TEXTS = Path(__file__).with_name("pool_texts.json")
 STORED = "--teacher_losses={losses}"
 RULES = {
     "const": f"--top_k=1 {STORED}",
@@ -87,6 +90,7 @@ class Experiment:
         self.keep_models = arguments.keep_models
         self.documents = real_pages.read_documents(arguments.corpora)
         self.held_out = real_pages.held_out_texts(self.documents)
+        self.general = json.loads(TEXTS.read_text(encoding="utf-8"))["general"]
 
     def pages(self, world: str) -> Path:
         """Return the corpus of a world, and write it when it is first asked for."""
@@ -191,6 +195,7 @@ class Experiment:
     def judge(self, model: Path, name: str) -> dict[str, Any]:
         """Return nats per character by kind of text and, if asked for, which answers are right."""
         judged: dict[str, Any] = {"nats": nats_per_character(model, self.held_out)}
+        judged["general"] = nats_per_character(model, self.general)
         if self.answers:
             output = self.root / "evaluations" / name
             options = [f"--model={model}", f"--data_dir={self.data_dir}", f"--dtype={self.dtype}"]
@@ -285,7 +290,8 @@ def finish(experiment: Experiment, world: str, rule: str, seed: int) -> None:
         "dtype": experiment.dtype,
     }
     for done in read_results():
-        if row.items() <= done.items() and ("right" in done or not experiment.answers):
+        is_judged = "general" in done and ("right" in done or not experiment.answers)
+        if row.items() <= done.items() and is_judged:
             return
     started = time.time()
     model = experiment.model(world, rule, seed)
