@@ -40,7 +40,17 @@ from benchmarks.experiments.pool import STEP_TOKENS, Page, Pools, once, take, wr
 from benchmarks.experiments.real import logged, make_parser
 
 RATES = (1e-4, 2e-4, 4e-4)
-RULES_OF_CURVES = ("const", "again", "accept", "shuffled", "dft", "share")
+RULES_OF_CURVES = (
+    "const",
+    "again",
+    "accept",
+    "share",
+    "paper",
+    "shuffled",
+    "random",
+    "dft",
+    "stm",
+)
 RULES_OF_EPOCHS = ("const", "accept", "again", "dft", "shuffled", "oracle")
 # From so many pages of problems each seed draws its own.
 UNION = 1.3

@@ -36,7 +36,6 @@ RULES = LABELS | {
     "const": "equal weights",
     "again": "equal weights, another order",
     "oracle": "nothing wrong: the ceiling",
-    "dft": "DFT",
 }
 GENERAL = ("encyclopaedia", "stories", "code", "dialogue")
 Row = dict[str, Any]
