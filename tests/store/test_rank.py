@@ -377,6 +377,18 @@ def test_model_scores_the_corpus_where_there_is_no_store(
     assert Store(tmp_path / "model/teacher_losses").manifest["documents"] == len(set(texts))
 
 
+def test_store_that_lacks_documents_is_rejected_before_a_model_scores(
+    teacher: Path, stores: tuple[Store, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stores
+    argv = rank(tmp_path, texts=[*TEXTS, "new", "newer"])
+    argv.remove(f"--teacher_losses={tmp_path / 'teacher'}")
+    argv.append(f"--teacher={teacher}")
+    assert __main__.main(argv) == 2
+    assert "student: 2 of 9 documents are missing" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "teacher_losses").exists()
+
+
 def test_models_without_a_template_read_conversations_in_given_ones(
     teacher: Path,
     teacher_tokenizer: PreTrainedTokenizerFast,

@@ -120,7 +120,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     # These import torch and datasets, which --help does not need.
     from vocagnolm.corpus import load_corpus, load_values
     from vocagnolm.shell.dist import connect, rank0
-    from vocagnolm.texts import is_conversations
 
     out: Path = options.output_dir
     check_output_directory(out, RANKS, [options.dataset])
@@ -139,16 +138,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         # Several processes score together. The first one owns the directory for all of them.
         rank0(lambda: stack.enter_context(output_directory(out, RANKS)))
-        readers = _open_stores(options, is_conversations(corpus))
-        skip_missing = options.missing_losses == "skip"
-        columns = score_corpus(corpus, readers, skip_missing=skip_missing)
+        readers = _open_stores(options, corpus)
+        columns = score_corpus(corpus, readers)
         _write(options, corpus, columns, good, sources)
 
 
-def _open_stores(options: argparse.Namespace, turns: bool) -> list[StoredReader]:
+def _open_stores(options: argparse.Namespace, corpus: datasets.Dataset) -> list[StoredReader]:
     """Open the stores of each role. If there is none, score the corpus with the role's model."""
     from vocagnolm.store.read import StoredReader
     from vocagnolm.store.scoring import score
+    from vocagnolm.texts import is_conversations
 
     for kind in ("student", "student_losses"):
         name = getattr(options, kind)
@@ -157,7 +156,7 @@ def _open_stores(options: argparse.Namespace, turns: bool) -> list[StoredReader]
             raise OptionError(kind, f"and --{other} are the same")
     readers = {}
     for role in ROLES:
-        # Open what there is before a model scores for hours.
+        # Open and check what there is before a model scores for hours.
         directories = getattr(options, f"{role}_losses")
         if directories:
             stores = [Store(directory) for directory in directories]
@@ -166,8 +165,10 @@ def _open_stores(options: argparse.Namespace, turns: bool) -> list[StoredReader]
                 several = "; ".join(readers[role].describe())
                 fault = f"are of several models ({several}): give those of one"
                 raise OptionError(f"{role}_losses", fault)
-            if turns:
+            if is_conversations(corpus):
                 readers[role].check_templates()
+            if options.missing_losses == "error":
+                require_all(corpus, readers[role])
     for role in ROLES:
         if role not in readers:
             job = argparse.Namespace(**(vars(make_parser().parse_args([])) | vars(options)))
@@ -317,16 +318,28 @@ def _characters(spans: Spans, length: int) -> npt.NDArray[np.float64]:
     return counts
 
 
+def require_all(corpus: datasets.Dataset, reader: StoredReader) -> None:
+    """Reject stores that lack documents of a corpus."""
+    from vocagnolm.texts import read_texts
+
+    missing = 0
+    for _, content in read_texts(corpus, range(len(corpus))):
+        missing += reader.scored(content) is None
+    if missing:
+        directories = ", ".join(str(store.directory) for store in reader.stores)
+        raise ValueError(
+            f"{directories}: {missing:,} of {len(corpus):,} documents are missing, or have "
+            "another text there: score this corpus, or skip them with --missing_losses skip"
+        )
+
+
 def score_corpus(
-    corpus: datasets.Dataset, readers: Sequence[StoredReader], *, skip_missing: bool
+    corpus: datasets.Dataset, readers: Sequence[StoredReader]
 ) -> dict[str, npt.NDArray[Any]]:
     """Score the documents of which both the student's and the teacher's stores have losses.
 
     Of a conversation, only the answers are scored. Returns columns, in the order of the corpus: the
     index `document`, the scores, and the numbers of `characters` and of the student's `tokens`.
-
-    Raises:
-        ValueError: the stores lack documents, unless they are to be skipped.
     """
     from tqdm.auto import tqdm
 
@@ -336,13 +349,11 @@ def score_corpus(
     for name in SCORES:
         columns[name] = array("d")
     columns |= {"characters": array("q"), "tokens": array("q")}
-    missing = [0, 0]
     contents = read_texts(corpus, range(len(corpus)))
     for index, content in tqdm(contents, "Ranking", len(corpus), unit="document"):
         documents = []
-        for role, reader in enumerate(readers):
+        for reader in readers:
             document = reader.scored(content)
-            missing[role] += document is None
             # A document that a server could not score is stored without tokens.
             if document is not None and len(document.losses):
                 documents.append(document)
@@ -353,11 +364,4 @@ def score_corpus(
         columns["tokens"].append(len(documents[0].losses))
         for name, value in score_document(*documents).items():
             columns[name].append(value)
-    for reader, count in zip(readers, missing, strict=True):
-        if count and not skip_missing:
-            directories = ", ".join(str(store.directory) for store in reader.stores)
-            raise ValueError(
-                f"{directories}: {count:,} of {len(corpus):,} documents are missing, or have "
-                "another text there: score this corpus, or skip them with --missing_losses skip"
-            )
     return {name: np.asarray(values) for name, values in columns.items()}
