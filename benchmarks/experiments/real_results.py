@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ KINDS = {
     "textbooks": "textbooks",
 }
 GENERAL = "general"  # the mean of all kinds of text that no page resembles
+ALL_KINDS = KINDS | {GENERAL: "general text, seed 0"}
+# On the page, one column has the mean of all kinds that pages resemble.
+SHORT = {None: "mathematics", GENERAL: ALL_KINDS[GENERAL]}
 Row = dict[str, Any]
 # {benchmark: {seed: digits}}: a 1 for every right answer, a 0 for every other one, by item.
 Answers = dict[str, dict[str, str]]
@@ -110,7 +114,7 @@ class Results:
 def nats(row: Row, kind: str | None = None) -> float:
     """Return nats per character of a kind of text or of `GENERAL`, or the mean of all kinds."""
     if kind == GENERAL:
-        return statistics.mean(row["general"].values())
+        return float(statistics.mean(row["general"].values()))
     return float(row["nats"][kind] if kind else statistics.mean(row["nats"].values()))
 
 
@@ -173,7 +177,9 @@ def rules_table(results: Results) -> str:
     return plots.markdown_table(["rule", *heads], rows)
 
 
-def kinds_table(results: Results, world: str, *, with_ranges: bool = True) -> str:
+def kinds_table(
+    results: Results, world: str, kinds: Mapping[Any, str] = ALL_KINDS, *, with_ranges: bool = True
+) -> str:
     """Return nats per character of each kind of held-out text, for all rules in a world.
 
     The student as it was and equal weights are shown with their losses. The other rows are the
@@ -183,7 +189,6 @@ def kinds_table(results: Results, world: str, *, with_ranges: bool = True) -> st
     student = results.runs(world, "const")[0]["student"]
     rows_of_student = [row for row in read_rows(RESULTS) if row["student"] == student]
     start = [row for row in rows_of_student if row["rule"] == "start"]
-    kinds = (*KINDS, GENERAL)
     for label, runs in (("before", start[-1:]), ("equal weights", results.runs(world, "const"))):
         if runs:
             cells = [mean_cell(runs, kind) for kind in kinds]
@@ -194,7 +199,7 @@ def kinds_table(results: Results, world: str, *, with_ranges: bool = True) -> st
             cells = [cell.partition(" ")[0] for cell in cells]
         if any(cells):
             rows.append([f"{label} ({len(results.differences(world, rule))})", *cells])
-    return plots.markdown_table(["rule (seeds)", *KINDS.values(), "general text, seed 0"], rows)
+    return plots.markdown_table(["rule (seeds)", *kinds.values()], rows)
 
 
 def mean_cell(runs: list[Row], kind: str) -> str:
@@ -390,7 +395,7 @@ def main() -> None:
     if arguments.write:
         line = ceiling_line(picked(), "noisy")
         plots.write_between(
-            "real", plots.PAGE, line + kinds_table(picked(), "noisy", with_ranges=False)
+            "real", plots.PAGE, line + kinds_table(picked(), "noisy", SHORT, with_ranges=False)
         )
         plots.write_between("real", plots.NOTEBOOK, kinds_table(picked(), "noisy"))
         plots.write_between("guidance", plots.NOTEBOOK, guidance_table())
