@@ -180,10 +180,12 @@ class PackedCollator:
         # The counts are summed over the segments of each row, [B, K], and the longest row of a
         # teacher sets its columns.
         tokens = np.array([np.sum(sequence["teacher_counts"], axis=0) for sequence in sequences])
-        # A few different widths, and none beyond the teacher's context.
-        widths = -(-tokens.max(0) // 64) * 64
+        # A few different widths, and none beyond the teacher's context. Rows of an evaluation may
+        # have been packed for a longer one, and no teacher reads them.
+        longest = tokens.max(0)
+        widths = -(-longest // 64) * 64
         if self.teacher_max_length is not None:
-            widths = np.minimum(widths, self.teacher_max_length)
+            widths = np.minimum(widths, np.maximum(self.teacher_max_length, longest))
         return widths.tolist()  # type: ignore[no-any-return]
 
     def _ranges(self, sequence: Block, widths: Sequence[int]) -> IntArray:

@@ -189,6 +189,8 @@ class Blocks(Dataset[Block]):
         self.corpus_digest: list[str] | None = None
         # The hashes of the tokenizers of the student and of each teacher, where they are known.
         self.tokenizers_sha256: list[str] | None = None
+        # The options with which texts were read, where they are known.
+        self.read_with: dict[str, Any] = {}
         self.student_tokens = int(tokens.sum())
         # Sequence b has the segments order[edges[b] : edges[b + 1]].
         self._order: IntArray = np.concatenate(order)

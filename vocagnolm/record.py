@@ -23,6 +23,7 @@ _CONTENT = {
     "blocks": "dataset",
     "corpus_digest": "dataset",
     "student_hashes": "your model",
+    "adapters": "your adapters",
     "teacher_hashes": "teacher",
     "teacher_losses_sha256": "teacher_losses",
     "chat_templates_sha256": "the chat templates",

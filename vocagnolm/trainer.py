@@ -10,6 +10,7 @@ log are in `training.resumable`.
 import copy
 import itertools
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -174,16 +175,17 @@ class VocAgnoTrainer(ResumableTrainer):
         Raises:
             ValueError: the user's optimizer has none of the weights to train.
         """
-        if self.model.dtype in (torch.bfloat16, torch.float16):
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        for dtype in {weight.dtype for weight in trained} & {torch.bfloat16, torch.float16}:
             logger.warning(
                 "the student's weights are %s, which loses small updates: load it in float32 and "
                 "set bf16=True for bfloat16 compute",
-                self.model.dtype,
+                dtype,
             )
         optimized_ids = set()
         for group in self.optimizer.param_groups if self.optimizer else ():
             optimized_ids |= {id(parameter) for parameter in group["params"]}
-        trained_ids = {id(weight) for weight in self.model.parameters() if weight.requires_grad}
+        trained_ids = {id(weight) for weight in trained}
         if self.optimizer and optimized_ids.isdisjoint(trained_ids):
             raise ValueError(
                 "optimizers: the optimizer has none of the student's trained weights: load the "
@@ -291,6 +293,20 @@ class VocAgnoTrainer(ResumableTrainer):
         all_tokens: Tensor = self.accelerator.reduce(process_tokens, "sum")
         return batches, all_tokens
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients. The log has what they are of, also if a subclass adds to the loss."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self.metrics.add_loss(loss)
+        return loss
+
+    def hyperparameter_search(
+        self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Search for the lowest loss of the evaluation, or for the best of the user's objective."""
+        # Trainer's own objective is the sum of all metrics, and two of them are counts.
+        objective = compute_objective or operator.itemgetter("eval_loss")
+        return super().hyperparameter_search(hp_space, objective, *args, **kwargs)
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -309,7 +325,6 @@ class VocAgnoTrainer(ResumableTrainer):
         else:
             loss_sum = self._weighted(model, cast(Batch, inputs))
         loss = loss_sum * share
-        self.metrics.add_loss(loss)
         return (loss, {}) if return_outputs else loss
 
     def _weighted(self, model: nn.Module, inputs: Batch) -> Tensor:

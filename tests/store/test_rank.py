@@ -216,9 +216,10 @@ def test_kept_conversations_are_those_of_a_corpus_in_several_files(
     later = {"tools": json.dumps([tool]), "chat_template_kwargs": {"thinks": True}, "weight": 0.5}
     rows: list[dict[str, Any]] = [{"messages": as_messages(turns)} for turns in TURNS[:2]]
     rows.append({"messages": as_messages(TURNS[2])} | later)
+    rows.append({"prompt": "And 2 + 2?", "completion": "4"})
     conversations = [read(row) for row in rows]
     (tmp_path / "pages").mkdir()
-    for name, part in (("first", rows[:2]), ("second", rows[2:])):
+    for name, part in (("first", rows[:2]), ("second", rows[2:3]), ("third", rows[3:])):
         path = tmp_path / f"pages/{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in part))
     for seed, role in enumerate(("student", "teacher")):
@@ -234,7 +235,7 @@ def test_kept_conversations_are_those_of_a_corpus_in_several_files(
     assert [turns.messages for turns in found] == [turns.messages for turns in conversations]
     assert [turns.options for turns in found] == [turns.options for turns in conversations]
     assert found[2].options["tools"] == [tool]
-    assert [turns.weights[:1] for turns in found] == [[], [], [0.5]]
+    assert [turns.weights[:1] for turns in found] == [[], [], [0.5], []]
 
 
 # The order, and what is kept

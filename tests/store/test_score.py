@@ -30,7 +30,12 @@ from store_world import (
     error,
     make_job,
 )
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from vocagnolm import __main__
 from vocagnolm.conventions import NonFiniteLoss
@@ -495,3 +500,14 @@ def test_score_stops_where_no_document_has_losses(
     assert not contents(tmp_path)
     scoring.score_shard(nine, 0, Silent())
     assert not nine.missing_shards()
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(256, (256, 64)), (2048, (2048, 512)), (131_072, (4096, 512))]
+)
+def test_windows_overlap_by_a_quarter_of_the_context_and_at_most_512_tokens(
+    limit: int, expected: tuple[int, int]
+) -> None:
+    options: Any = Namespace(context=None, min_context=None, server=None)
+    config: Any = LlamaConfig(max_position_embeddings=limit)
+    assert scoring._context_of(config, options) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from vocagnolm.report import compare
 from vocagnolm.run.export import export
 from vocagnolm.run.parser import parse
 from vocagnolm.run.recipe import recipe_options
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 
 
 def trainer_of(world: World, directory: Path, **changes: Any) -> VocAgnoTrainer:
@@ -38,6 +41,8 @@ def trainer_of(world: World, directory: Path, **changes: Any) -> VocAgnoTrainer:
 def packed(world: World, *roles: str, rows: Any = None, max_length: int = 64) -> Any:
     """Pack rows, or the pages, with the tokenizers of some models."""
     tokenizers = [AutoTokenizer.from_pretrained(getattr(world, role)) for role in roles]
+    for tokenizer in tokenizers:
+        tokenizer.chat_template = PLAIN
     corpus = datasets.Dataset.from_list(rows or world.rows())
     return prepare_dataset(corpus, *tokenizers, max_length=max_length)
 
@@ -296,9 +301,82 @@ def test_packed_sequences_fit_into_the_contexts_of_their_models(
         trainer_of(world, tmp_path, **given)
 
 
+def test_evaluation_may_have_a_longer_teacher_context(world: World, tmp_path: Path) -> None:
+    """No teacher reads an evaluation."""
+    tokenizers = [AutoTokenizer.from_pretrained(path) for path in (world.student, world.teacher)]
+    pages = datasets.Dataset.from_list([{"text": row["text"][:30]} for row in world.rows()])
+    # Rows of a few tokens more than the context of training.
+    short, long = (
+        prepare_dataset(pages, *tokenizers, max_length=64, teacher_context=context)
+        for context in (45, 4096)
+    )
+    assert long.teacher_tokens.max() > 45
+    trainer = trainer_of(world, tmp_path, train_dataset=short, eval_dataset=long, max_steps=1)
+    alone = trainer_of(world, tmp_path / "alone", train_dataset=long, eval_dataset=long)
+    assert trainer.evaluate()["eval_loss"] == alone.evaluate()["eval_loss"]
+
+
+def test_search_looks_for_the_lowest_loss(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "hyperparameter_search", lambda trainer, *given: given)
+    trainer = trainer_of(world, tmp_path, eval_dataset=world.rows()[:9], method="cpt")
+    _, objective = trainer.hyperparameter_search()
+    metrics = trainer.evaluate()
+    assert objective(metrics) == metrics["eval_loss"]
+    assert trainer.hyperparameter_search(None, len) == (None, len)
+
+
+def test_log_has_the_loss_of_a_subclass(world: World, tmp_path: Path) -> None:
+    class Shifted(VocAgnoTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs) + 100.0
+
+    plain = trainer_of(world, tmp_path / "plain", method="cpt")
+    shifted = Shifted(args=plain.args, train_dataset=plain.train_dataset, model=plain.model)
+    # Before the first trains, so that both begin with the same weights.
+    losses = [trainer.train().training_loss for trainer in (shifted, plain)]
+    assert losses[0] > 100.0
+    assert losses[1] < 100.0
+
+
+def test_adapters_of_a_loaded_model_belong_to_the_settings(world: World, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def settings(alpha: int) -> Any:
+        config = peft.LoraConfig(target_modules=["q_proj"], lora_alpha=alpha)
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(world.student), config)
+        return trainer_of(world, tmp_path, model=model, method="cpt").settings
+
+    first = settings(8)
+    assert differences(first, settings(8)) == []
+    assert differences(first, settings(64)) == ["the content of your adapters has changed"]
+    # Runs of earlier versions have not recorded them.
+    del first["adapters"]
+    assert differences(first, settings(64)) == []
+
+
+def test_run_without_a_directory_is_named_after_its_models(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(world.student, dtype="float32")
+    args = VocAgnoConfig(max_length=64, per_device_train_batch_size=8, use_cpu=True, max_steps=1)
+    trainer = VocAgnoTrainer(model, args, None, packed(world, "student"), method="cpt")
+    assert trainer.args.output_dir == f"runs/{world.student.name}__cpt"
+
+
+def test_config_of_other_batches_is_refused(world: World, tmp_path: Path) -> None:
+    args = VocAgnoConfig(output_dir=str(tmp_path), max_length=64, per_device_train_batch_size=4)
+    args.gradient_accumulation_steps = 2
+    with pytest.raises(ValueError, match="batch was changed"):
+        VocAgnoTrainer(str(world.student), args, None, world.rows(), method="cpt")
+
+
 # -- What a trainer refuses: the argument at fault, and why -----------------------------------
 
 ROW = {"text": "a"}
+TALK = {"prompt": "What is 1 + 1?", "completion": "2"}
 
 
 def adapted(world: World) -> Any:
@@ -318,6 +396,17 @@ def store_and_model(world: World) -> list[str]:
     return [str(store), str(world.teacher)]
 
 
+def of_both(row: dict[str, str]) -> Callable[[World], Any]:
+    """Pack a row many times for both models."""
+    return lambda world: packed(world, "student", "teacher", rows=[row] * 99)
+
+
+def two_evaluations(world: World) -> dict[str, Any]:
+    return {"a": world.rows()[:9], "b": world.rows()[:9]}
+
+
+STEERED = {"load_best_model_at_end": True, "eval_strategy": "steps", "method": "cpt"}
+STEERED |= {"eval_dataset": two_evaluations}
 TABLE = datasets.Dataset.from_list([ROW])
 OTHER_OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
 CPT = {"method": "cpt"}
@@ -351,6 +440,14 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("train_dataset", lambda world: packed(world, "student", max_length=32), "32 tokens", CPT),
     ("train_dataset", lambda world: packed(world, "student", "student"), "other tokenizers", {}),
     ("train_dataset", lambda world: packed(world, "student"), "tokenizers", {}),
+    ("eval_dataset", lambda world: packed(world, "student", max_length=99), "99 tokens", CPT),
+    ("uld_pairing", "position", "last", {"method": "uld", "train_dataset": of_both(ROW)}),
+    ("train_on", "all", "completions", {"train_dataset": of_both(TALK)}),
+    ("student_chat_template", "plain", "None", {"train_dataset": of_both(TALK)}),
+    ("method", "chunk", "conversation", {"train_dataset": of_both(TALK)}),
+    # Evaluations.
+    ("metric_for_best_model", None, "a_loss, b_loss", STEERED),
+    ("eval_do_concat_batches", False, "apart", {}),
 ]
 
 

@@ -114,8 +114,11 @@ class Conversation:
                 answers.append(index)
         return answers
 
-    def as_row(self) -> dict[str, Any]:
-        """Return the columns from which `read_row` makes this conversation."""
+    def as_row(self, *, as_messages: bool = False) -> dict[str, Any]:
+        """Return the columns from which `read_row` makes this conversation.
+
+        With `as_messages`, these are never `prompt` and `completion`.
+        """
         messages = self.messages
         for index in self.untrained:
             messages[index][WEIGHT] = 0.0
@@ -124,9 +127,13 @@ class Conversation:
             for message, weight in zip(messages, self.weights[1:], strict=True):
                 message[WEIGHT] = weight
         row: dict[str, Any] = {"messages": messages}
-        if self.prompt_messages:
-            prompt, completion = messages[: self.prompt_messages], messages[self.prompt_messages :]
+        prompt, completion = messages[: self.prompt_messages], messages[self.prompt_messages :]
+        if prompt and not as_messages:
             row = {"prompt": prompt, "completion": completion}
+        for message in prompt if as_messages else ():
+            # Of the answers, only the completion is trained on.
+            if message["role"] == "assistant":
+                message[WEIGHT] = 0.0
         options = self.options
         if "tools" in options:
             # Only in JSON text, a null is read as one.

@@ -134,10 +134,9 @@ def parse(argv: Sequence[str], *, on_hub: bool = False, updates: bool = True) ->
     arguments = _of_class(values, VocAgnoConfig)
     if words:
         arguments |= vars(_trainer_parser().parse_args(words))
-    # These defaults depend on other options.
+    # This default depends on other options.
     if data.eval_fraction or data.eval_dataset:
         arguments.setdefault("eval_strategy", "steps")
-        arguments.setdefault("eval_steps", arguments.get("save_steps", RunOptions.save_steps))
     # The constructor of the arguments looks there for a run to resume.
     if not arguments.get("output_dir"):
         arguments["output_dir"] = model.output_dir(arguments.get("method", Method.method))

@@ -242,17 +242,24 @@ def _kept_rows(corpus: datasets.Dataset, documents: Sequence[int]) -> Iterator[d
     columns: dict[str, object] = {}
     for row in _training_rows(corpus, documents):
         columns |= dict.fromkeys(row)
-    for index, row in zip(documents, _training_rows(corpus, documents), strict=True):
+    # All conversations of a file have the same columns.
+    is_mixed = {"messages", "prompt"} <= columns.keys()
+    if is_mixed:
+        del columns["prompt"], columns["completion"]
+    rows = _training_rows(corpus, documents, as_messages=is_mixed)
+    for index, row in zip(documents, rows, strict=True):
         # Each row has all columns, because a file's columns are those of its first rows.
         yield {"document": index} | columns | row
 
 
 def _training_rows(
-    corpus: datasets.Dataset, documents: Sequence[int]
+    corpus: datasets.Dataset, documents: Sequence[int], *, as_messages: bool = False
 ) -> Iterator[dict[str, object]]:
     for row in corpus.select(documents):
         row.pop(SKIPPED, None)
-        yield Conversation(**row).as_row() if "roles" in row else row
+        if "roles" in row:
+            row = Conversation(**row).as_row(as_messages=as_messages)
+        yield row
 
 
 def rows_of(

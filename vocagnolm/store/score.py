@@ -53,7 +53,8 @@ def make_parser() -> Parser:
     add(
         "--min_context",
         type=int,
-        help="Tokens that a window repeats from the one before; default: 512.",
+        help="Tokens that a window repeats from the one before; default: a quarter of the context, "
+        "at most 512.",
     )
     add("--shard_documents", type=int, default=1000, help="Documents per shard.")
     dtypes = ("float16", "float32")

@@ -43,6 +43,7 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "bf16_full_eval": (False, "casts the student that is saved"),
     "fp16_full_eval": (False, "casts the student that is saved"),
     "label_smoothing_factor": (0.0, "does nothing to the losses of tokens"),
+    "eval_do_concat_batches": (True, "keeps the losses of an evaluation apart"),
 }
 # Trainer's options of `torch.compile`.
 _COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
@@ -95,6 +96,7 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         warmup_ratio: float | None = field(default=None, init=False)
 
     _argument_group_name = "run, with all fields of transformers.TrainingArguments"
+    _is_step_lowered = False
     # The parent class parses these fields from JSON, since a command line gives them as text.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
         *TrainingArguments._VALID_DICT_FIELDS,
@@ -128,6 +130,9 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         # Decide the precision before the parent class compares it with the device.
         self._set_precision()
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
+        # Trainer's own default is the steps between logs.
+        if self.eval_strategy == IntervalStrategy.STEPS:
+            self.eval_steps = self.eval_steps or self.save_steps
         # Trainer requires a metric for this strategy, and every evaluation has the loss.
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
@@ -155,7 +160,6 @@ class VocAgnoConfig(GuidanceOptions, RunOptions, TrainingArguments):  # type: ig
         kernels: Any = self.liger_kernel_config or {}
         self.liger_kernel_config = kernels | dict.fromkeys(_LIGER_LOSSES, False)
         check_arguments(self)
-        self._is_step_lowered = False
         self._asked = self.per_device_train_batch_size, self.gradient_accumulation_steps
         self._set_batch(self.global_batch_tokens)
 

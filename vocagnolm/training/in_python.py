@@ -12,9 +12,9 @@ import datasets
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from vocagnolm.chat.reading import TrainOn
+from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.corpus import read_list
-from vocagnolm.fields import check_interval, listed
+from vocagnolm.fields import OptionError, check_interval, listed
 from vocagnolm.method import Method, name_own
 from vocagnolm.models.load import context_length
 from vocagnolm.objective import Objective, StoredTeacher
@@ -23,13 +23,14 @@ from vocagnolm.readers import TeacherReaders, student_reader, teacher_reader
 from vocagnolm.shell.dist import machine_first
 from vocagnolm.shell.io import log_main
 from vocagnolm.store.format import is_store
-from vocagnolm.texts import only_text
+from vocagnolm.texts import is_conversations, only_text
 from vocagnolm.tokenizer import tokenizer_sha256
 from vocagnolm.training.config import VocAgnoConfig
 from vocagnolm.training.job import Job, check_launch
 from vocagnolm.training.models import Models, read_models
 from vocagnolm.training.options import DataOptions, GuidanceOptions, ModelOptions, PackOptions
 from vocagnolm.training.packed import (
+    CHUNK_NEEDS_DOCUMENTS,
     Packed,
     check_enough,
     pack_corpora,
@@ -72,6 +73,11 @@ def prepare_dataset(
     blocks: Blocks = pack_corpora({"": texts}, student, teachers, options, "dataset").blocks
     tokenizers = [student_tokenizer, *teacher_tokenizers]
     blocks.tokenizers_sha256 = [tokenizer_sha256(tokenizer) for tokenizer in tokenizers]
+    blocks.read_with = {"uld_pairing": "last"}
+    if is_conversations(texts):
+        # The templates are those of the tokenizers.
+        blocks.read_with |= {"train_on": train_on or TRAIN_ON[0]}
+        blocks.read_with |= {"student_chat_template": None, "teacher_chat_template": None}
     return blocks
 
 
@@ -111,6 +117,12 @@ def arguments_in_python(
     A `method` next to a config replaces the config's.
     """
     args = copy.copy(args or VocAgnoConfig())
+    sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    if args.global_batch_tokens != sequences * args.world_size * args.max_length:
+        raise ValueError(
+            "args: the size of a batch was changed after the config was made, which leaves "
+            "global_batch_tokens as it was: give all sizes to VocAgnoConfig"
+        )
     args.accelerator_config = copy.copy(args.accelerator_config)
     if isinstance(method, str):
         method = Method(method)
@@ -162,13 +174,13 @@ def job_in_python(
         kinds.append(_is_documents(part, "eval_dataset"))
     named_models = [options.student, *(options.teacher or ()), *(options.teacher_losses or ())]
     models = None
+    args.output_dir = args.output_dir or options.output_dir(args.method)
     if any(kinds) or any(isinstance(model, str) for model in named_models):
         if student is None:
             raise ValueError(
                 "model must be a name, a directory or a model, which reads the documents: with "
                 "model_init, give the Blocks of prepare_dataset and a loaded teacher"
             )
-        args.output_dir = args.output_dir or options.output_dir(args.method)
         check_launch(job, evaluates=eval_dataset is not None)
         models = read_models(options, args, args.device, tokenizer=tokenizer)
     # The first process of a machine fills the cache, and the others read from it.
@@ -229,10 +241,7 @@ def _check_blocks(job: Job, models: Models | None, blocks: Blocks, argument: str
     The ids of another tokenizer would be trained on as if they were the models' own, and a segment
     beyond a model's context would get losses for which the model was not made.
     """
-    if argument == "train_dataset" and job.args.max_length != blocks.max_length:
-        raise ValueError(
-            f"{argument} has sequences of {blocks.max_length} tokens: set args.max_length to it"
-        )
+    _check_options(job.args, blocks, argument)
     # Without names, the models themselves. Only `model_init` may leave the student open.
     with_configs: list[Any] = [job.model.student, *(job.model.teacher or ())]
     if models:
@@ -262,4 +271,28 @@ def _check_blocks(job: Job, models: Models | None, blocks: Blocks, argument: str
             raise ValueError(
                 f"{argument} has a segment of {length} {role} tokens, and the {role}'s context is "
                 f"{context}: give prepare_dataset {option}={context}"
+            )
+
+
+def _check_options(args: VocAgnoConfig, blocks: Blocks, argument: str) -> None:
+    """Reject options that say otherwise than how `prepare_dataset` has read the texts."""
+    is_trained = argument == "train_dataset"
+    if is_trained and args.max_length != blocks.max_length:
+        raise ValueError(
+            f"{argument} has sequences of {blocks.max_length} tokens: set args.max_length to it"
+        )
+    if args.max_length < blocks.max_length:
+        raise ValueError(
+            f"{argument} has sequences of {blocks.max_length} tokens: give prepare_dataset "
+            f"max_length={args.max_length}"
+        )
+    if args.method == "chunk" and "train_on" in blocks.read_with:
+        raise OptionError("method", CHUNK_NEEDS_DOCUMENTS)
+    for name, read_with in blocks.read_with.items():
+        asked = getattr(args, name)
+        # Only ULD pairs tokens, and only in training.
+        is_read = name != "uld_pairing" or (is_trained and args.method == "uld")
+        if is_read and asked is not None and asked != read_with:
+            raise OptionError(
+                name, f"is {asked}, but prepare_dataset has read {argument} with {read_with}"
             )

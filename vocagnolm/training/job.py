@@ -116,6 +116,10 @@ def settings_of(job: Job) -> dict[str, Any]:
     if job.peft_config is not None:
         settings["use_peft"] = True
         settings["peft_config"] = _described(job.peft_config)
+    # A loaded model may bring its adapters.
+    loaded = getattr(job.model.student, "peft_config", None) or {}
+    if loaded:
+        settings["adapters"] = {name: _described(config) for name, config in loaded.items()}
     # Such a method ranks or averages tokens within a micro-batch, so its size matters.
     if not job.args.guidance.splits_alike:
         settings["per_device_train_batch_size"] = job.args.per_device_train_batch_size

@@ -129,7 +129,7 @@ class ModelOptions:
             names.append(method.rpartition(":")[2])
         # In Python, a model may already be loaded, and knows its own name.
         names = [getattr(name, "name_or_path", name) for name in names]
-        return os.path.join("runs", "__".join(Path(name).name for name in names))
+        return os.path.join("runs", "__".join(Path(name).name for name in names if name))
 
 
 @dataclass

@@ -36,6 +36,9 @@ _MANY_DOCUMENTS = 10_000
 _SAMPLE_DOCUMENTS = 1000
 # For a plan, a corpus with at most this many documents is read whole.
 _SMALL_DOCUMENTS = 10_000
+CHUNK_NEEDS_DOCUMENTS = (
+    "chunk needs a loss of every token, and the questions of a conversation have none"
+)
 
 # The documents to train on, by the name of each corpus; their number, which may be larger if a plan
 # reads only the first ones, or None if it is unknown; and the documents to evaluate on.
@@ -146,7 +149,11 @@ def pack_documents(job: Job, models: Models, corpora: Corpora, *, sample: bool =
             files.append(f"{Path(name).name}: {corpus.info.description}")
     eval_blocks = eval_blocks or packed.eval_blocks
     packed = replace(packed, eval_blocks=eval_blocks, totals=totals, files=files)
-    steps, least_steps = epoch_steps(job, packed), _least_steps(job)
+    steps = epoch_steps(job, packed)
+    # With fewer steps, an epoch's step is lowered, if that may be, or rejected. If the user has
+    # chosen the number of steps, any epoch with one will do.
+    may_lower = job.may_lower_step and args.max_steps <= 0
+    least_steps = max(may_lower * MIN_STEPS / args.num_train_epochs, 1.0)
     # A sample cannot show that a corpus is too small. Only the whole corpus can.
     if sample and not packed.is_whole and steps is not None and steps < max(least_steps, 2.0):
         return pack_documents(job, models, corpora)
@@ -155,14 +162,6 @@ def pack_documents(job: Job, models: Models, corpora: Corpora, *, sample: bool =
             args.lower_step(epoch_sequences(packed) or 0)
         check_enough(packed.blocks, args, f"{named('dataset')} {' '.join(data.dataset)}")
     return packed
-
-
-def _least_steps(job: Job) -> float:
-    """Return the steps of an epoch below which its step is lowered, if that may be, or rejected."""
-    # If the user has chosen the number of steps, any epoch with one will do.
-    if not job.may_lower_step or job.args.max_steps > 0:
-        return 1.0
-    return max(MIN_STEPS / job.args.num_train_epochs, 1.0)
 
 
 def epoch_sequences(packed: Packed) -> int | None:
@@ -216,10 +215,7 @@ def pack_training(
     """Align and pack corpora to train on, without what is held out."""
     args = job.args
     if args.method == "chunk" and any(is_conversations(corpus) for corpus in texts.values()):
-        raise OptionError(
-            "method",
-            "chunk needs a loss of every token, and the questions of a conversation have none",
-        )
+        raise OptionError("method", CHUNK_NEEDS_DOCUMENTS)
     return pack_corpora(
         texts,
         models.student_reader,
@@ -452,6 +448,11 @@ def settings_of_data(job: Job, models: Models | None, packed: Packed) -> dict[st
         parts = (
             packed.eval_blocks if isinstance(packed.eval_blocks, dict) else {"": packed.eval_blocks}
         )
+        # Trainer would look for the metric after the first evaluation, and before the first save.
+        metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
+        if not any(metric.startswith(f"{name}_" if name else "") for name in parts):
+            losses = ", ".join(f"{name}_loss" for name in parts)
+            raise OptionError("metric_for_best_model", f"must be one of {losses}, got {metric}")
         digests = {name: getattr(part, "corpus_digest", None) for name, part in parts.items()}
         settings["evaluation"] = {"metric": args.metric_for_best_model, "documents": digests}
     return settings
