@@ -42,8 +42,8 @@ CONFIG = LlamaConfig(
 # Methods that ours override.
 OF_TRAINER = (
     "_determine_best_metric _get_output_dir _get_train_sampler _issue_warnings_after_load "
-    "_save_checkpoint call_model_init compute_loss get_batch_samples log prediction_step "
-    "store_flos train"
+    "_save_checkpoint call_model_init compute_loss get_batch_samples hyperparameter_search log "
+    "prediction_step store_flos train training_step"
 )
 OVERRIDDEN: list[tuple[type, type, str]] = [
     (VocAgnoTrainer, Trainer, OF_TRAINER),

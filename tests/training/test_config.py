@@ -63,7 +63,7 @@ def test_output_is_named_after_the_models(argv: str, expected: str) -> None:
         ("--eval_fraction .1", ("steps", 250)),
         ("--eval_dataset e --save_steps 50", ("steps", 50)),
         ("--eval_fraction .1 --eval_steps 9", ("steps", 9)),
-        ("--eval_fraction .1 --eval_strategy epoch", ("epoch", 250)),
+        ("--eval_fraction .1 --eval_strategy epoch", ("epoch", None)),
     ],
 )
 def test_run_evaluates_where_there_is_something_to_evaluate_on(

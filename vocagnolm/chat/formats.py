@@ -132,7 +132,7 @@ class Conversation:
             row = {"prompt": prompt, "completion": completion}
         for message in prompt if as_messages else ():
             # Of the answers, only the completion is trained on.
-            if message["role"] == "assistant":
+            if message["role"] == _ANSWERING:
                 message[WEIGHT] = 0.0
         options = self.options
         if "tools" in options:

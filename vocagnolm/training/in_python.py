@@ -53,7 +53,8 @@ def prepare_dataset(
     """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
 
     Columns `messages`, or `prompt` and `completion`, have conversations. Training is on their
-    answers, or on everything (`train_on="all"`), in the chat template of each tokenizer.
+    answers, or on everything (`train_on="all"`), in the chat template of each tokenizer. Tokens are
+    mapped by their characters, so ULD needs `uld_pairing="last"`.
 
     A packed sequence has up to `max_length` student tokens and `teacher_context` tokens of each
     teacher, within the contexts of their models. Without a teacher, it is for training on all
