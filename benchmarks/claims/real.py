@@ -58,7 +58,7 @@ METHODS = {
     STORED: Method(),
     ONLINE: Method(),
     ACCEPT: Method(selection="accept"),
-    ULD: Method("uld"),
+    ULD: Method("uld", uld_pairing="last"),
 }
 WAYS = (*METHODS, SFT, GOLD_ULD)
 WITHOUT_TEACHER = (CPT, STORED, SFT)

@@ -43,7 +43,7 @@ from benchmarks.peers import (
     require_trl,
     take_step,
 )
-from vocagnolm import VocAgnoConfig, VocAgnoTrainer, prepare_dataset
+from vocagnolm import Method, VocAgnoConfig, VocAgnoTrainer, prepare_dataset
 
 CLAIMS = (
     Claim("online time", "an online step takes 0.15 of the time of TRL's GOLD", at_most=0.15),
@@ -55,7 +55,12 @@ CLAIMS = (
     Claim("CPT time", "a step without a teacher takes the time of TRL's SFT", at_most=1.0),
 )
 CLAIMED = {claim.name for claim in CLAIMS}
-OURS = {"CPT": "cpt", "online": "vocagnolm", "ULD": "uld", "KLD": "kld"}
+OURS = {
+    "CPT": Method("cpt"),
+    "online": Method(),
+    "ULD": Method("uld", uld_pairing="last"),
+    "KLD": Method("kld"),
+}
 WAYS = (*OURS, SFT, *GOLD)
 ONE_VOCABULARY = ("KLD", GOLD_JSD)
 PEERS = {"online": GOLD_ULD, "ULD": GOLD_ULD, "KLD": GOLD_JSD, "CPT": SFT}
