@@ -445,8 +445,9 @@ class VocAgnoTrainer(ResumableTrainer):
         """
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
-        sums = np.asarray(rows.predictions)
-        counts = np.asarray(rows.label_ids)
+        # Without `eval_do_concat_batches`, each batch has its own array.
+        batches: Any = (rows.predictions, rows.label_ids)
+        sums, counts = map(np.hstack, batches)
         rows_by_name = {"loss": slice(None)}
         parts = getattr(loader.dataset, "parts", {})
         if len(parts) > 1:

@@ -316,6 +316,15 @@ def test_evaluation_may_have_a_longer_teacher_context(world: World, tmp_path: Pa
     assert trainer.evaluate()["eval_loss"] == alone.evaluate()["eval_loss"]
 
 
+def test_batches_of_an_evaluation_may_stay_apart(world: World, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"method": "cpt", "eval_dataset": world.rows()[:30]}
+    given["per_device_eval_batch_size"] = 2
+    joined = trainer_of(world, tmp_path / "joined", **given).evaluate()
+    apart = trainer_of(world, tmp_path / "apart", eval_do_concat_batches=False, **given).evaluate()
+    assert apart["eval_loss"] == joined["eval_loss"]
+    assert apart["eval_tokens"] == joined["eval_tokens"]
+
+
 def test_search_looks_for_the_lowest_loss(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,7 +456,6 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("method", "chunk", "conversation", {"train_dataset": of_both(TALK)}),
     # Evaluations.
     ("metric_for_best_model", None, "a_loss, b_loss", STEERED),
-    ("eval_do_concat_batches", False, "apart", {}),
 ]
 
 

@@ -43,7 +43,6 @@ _ONE_VALUE: dict[str, tuple[object, str]] = {
     "bf16_full_eval": (False, "casts the student that is saved"),
     "fp16_full_eval": (False, "casts the student that is saved"),
     "label_smoothing_factor": (0.0, "does nothing to the losses of tokens"),
-    "eval_do_concat_batches": (True, "keeps the losses of an evaluation apart"),
 }
 # Trainer's options of `torch.compile`.
 _COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
