@@ -137,7 +137,7 @@ class Experiment:
 
     def reference(self) -> Path:
         """Return the student after as many tokens of clean pages as a run has."""
-        directory = self.root / "reference"
+        directory = self.root / "reference" / "model"
         pages = self.pages("reference")
         with FileLock(f"{directory}.lock"):
             if not (directory / "model.safetensors").exists():
