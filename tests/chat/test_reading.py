@@ -274,3 +274,27 @@ def test_first_token_is_not_content(
         assert found.spans.tolist() == expected
     else:
         assert str(expected) in str(found)
+
+
+@pytest.mark.parametrize(
+    ("template", "contents", "spans", "special", "stop"),
+    [
+        # The answer's own text ends with the name of the token that closes it.
+        ("{{ m.content }}<e>", ["q", "b<e>"], [1, 4, 5, 8, 11], [1, 3, 4], 4),
+        # No token closes the answer. The message after it begins with such a token.
+        ("{{ m.content }}", ["q", "a", "<e>z"], [1, 2, 5, 6], [2], 1),
+    ],
+)
+def test_answer_ends_with_the_token_that_closes_it(
+    template: str, contents: list[str], spans: list[int], special: list[int], stop: int
+) -> None:
+    bare = Template(f"{{% for m in messages %}}{template}{{% endfor %}}", (), "student")
+    asked = turns(*contents)
+    rendered = bare.render(asked)
+    assert isinstance(rendered, Rendered)
+    closing = np.zeros(len(spans), bool)
+    closing[special] = True
+    ranges = np.array([[0, *spans[:-1]], spans]).T
+    found = read_tokens(asked, rendered, closing, ranges, closing, "completions")
+    assert isinstance(found, TurnTokens)
+    assert found.stops == {1: stop}
