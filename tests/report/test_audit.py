@@ -31,6 +31,7 @@ from vocagnolm.report.audit import (
     map_shares,
     overlaps,
     verdict,
+    vocabulary_overlap,
 )
 from vocagnolm.spans import encode
 from vocagnolm.tokenizer import load_tokenizer
@@ -75,6 +76,15 @@ def test_vocabularies_are_compared_by_their_bytes(tokenizers_by_family: Tokenize
     as_letters = {word.replace("▁", "Ġ") for word in ours}
     # Words behind a space are found.
     assert len(decoded[0] & decoded[1]) > len(as_letters & theirs) > len(ours & theirs)
+
+
+def test_vocabulary_overlap_is_a_share_of_the_teachers_tokens(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    student, teacher = (tokenizers_by_family[family] for family in ("byte_level", "metaspace"))
+    ours, theirs = set(student.get_vocab()), set(teacher.get_vocab())
+    assert len(ours) != len(theirs)
+    assert vocabulary_overlap(student, teacher)["raw"] == len(ours & theirs) / len(theirs)
 
 
 @pytest.mark.slow

@@ -26,8 +26,13 @@ from vocagnolm.spans import encode
 from vocagnolm.tokenizer import load_tokenizer
 
 
-def views_of(texts: list[str], tokenizers: Tokenizers) -> list[tuple[TextView, TokenGuidance]]:
-    """All segments of some texts, with random losses; each teacher's second token is unscored."""
+def views_of(
+    texts: list[str], tokenizers: Tokenizers
+) -> list[tuple[TextView, TokenGuidance, torch.Tensor]]:
+    """All segments of some texts, with random losses and weights of the corpus.
+
+    Each teacher's second token is unscored.
+    """
     rows = make_segments(texts, *tokenizers).rows
     arrays = rows.with_format("numpy")
     generator = torch.Generator().manual_seed(0)
@@ -45,15 +50,17 @@ def views_of(texts: list[str], tokenizers: Tokenizers) -> list[tuple[TextView, T
             weight_BS=torch.rand(shape, generator=generator),
             teacher_loss_BT=torch.rand(1, teacher_tokens, generator=generator),
         )
+        batch["weights"] = 4 * torch.rand(shape, generator=generator)
         document, start = segment["document"], segment["start"]
         text = texts[document][start : segment["end"]]
         tokens = view_tokens(segment, text, tokenizers[0], batch, guidance)
-        views.append((TextView(text, document, start, tuple(tokens)), guidance))
+        view = TextView(text, document, start, tuple(tokens))
+        views.append((view, guidance, batch["weights"]))
     return views
 
 
 def view_of(text: str, tokenizers: Tokenizers) -> TextView:
-    ((view, _),) = views_of([text], tokenizers)
+    ((view, *_),) = views_of([text], tokenizers)
     return view
 
 
@@ -65,7 +72,7 @@ def test_view_equals_brute_force(training_texts: list[str], tokenizers: Tokenize
     texts = [text[:60] for text in training_texts[:12]] + ["9", training_texts[1] * 3]
     seen = views_of(texts, tokenizers)
     assert len(seen) > len(texts), "no text was cut"
-    for view, guidance in seen:
+    for view, guidance, corpus_BS in seen:
         text, start = texts[view.document], view.start
         teacher_tokens = tokens_between(tokenizers[1], text, start, start + len(view.text))
         for place, token in enumerate(view.tokens):
@@ -76,9 +83,10 @@ def test_view_equals_brute_force(training_texts: list[str], tokenizers: Tokenize
                     # The teacher's second token was not scored.
                     pieces.append((view.text[first:end], math.nan if teacher_place == 2 else loss))
             assert repr(list(token.pieces)) == repr(pieces)
-            assert token.weight == guidance.weight_BS[0, place]
+            weight = guidance.weight_BS[0, place]
+            assert token.weight == weight * corpus_BS[0, place]
             if token.status in ("kept", "dropped"):
-                assert (token.status == "kept") == (token.weight >= 0.5)
+                assert (token.status == "kept") == (weight >= 0.5)
                 assert token.teacher_loss_nats == guidance.teacher_loss_BS[0, place].item()
             if token.status != "unlabelled":
                 assert token.student_loss_nats == guidance.student_loss_BS[0, place].item()
@@ -89,7 +97,7 @@ def test_view_shows_every_character_once(
 ) -> None:
     texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
     found: dict[int, str] = {}
-    for view, _ in views_of(texts, tokenizers):
+    for view, *_ in views_of(texts, tokenizers):
         assert shown(view) == view.text
         found[view.document] = found.get(view.document, "") + view.text
     assert found == {number: texts[number] for number in found}

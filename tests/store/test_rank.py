@@ -408,6 +408,8 @@ def test_models_without_a_template_read_conversations_in_given_ones(
     for role, template in templates.items():
         assert __main__.main(argv) == 2
         assert f"error: --{role}_chat_template " in capsys.readouterr().err
+        # Neither model has begun to score.
+        assert not (tmp_path / "out" / "student_losses").exists()
         argv.append(f"--{role}_chat_template={template}")
     assert __main__.main(argv) == 0
     for role, template in templates.items():

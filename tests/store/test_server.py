@@ -105,6 +105,14 @@ def test_server_without_losses_is_rejected(
     assert "are the same" in rejected()
 
 
+def test_server_with_a_shorter_context_than_the_windows_is_rejected(
+    server: TeacherServer, command: Command, rejected: Callable[..., str], few: list[str]
+) -> None:
+    server.context = 120
+    assert "lower --context" in rejected("--context", "120", texts=few)
+    assert __main__.main(command("--context", "119", texts=few)) == 0
+
+
 def test_key_is_sent_to_the_server_alone(
     server: TeacherServer,
     command: Command,

@@ -40,6 +40,7 @@ class TeacherServer(ThreadingHTTPServer):
             Together does.
         spoils: the end of a prompt that always meets a fault, and that fault.
         known: log-probabilities by prompt, which servers of one model may share.
+        context: the length of the first prompt that is too long.
     """
 
     daemon_threads = True
@@ -61,6 +62,7 @@ class TeacherServer(ThreadingHTTPServer):
         self.failed: Counter[str] = Counter()
         self.busiest = 0
         self.spoils: tuple[str, str] | None = None
+        self.context = int(model.config.max_position_embeddings)
         self.plan: Plan = lambda number: None
         self._lock, self._now = threading.Lock(), 0
 
@@ -130,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(404, {"error": "no such path"})
         if body.get("model", server.known_as) != server.known_as:
             return self._say(404, {"error": f"no such model: {body['model']}"})
-        if len(ids) >= server.model.config.max_position_embeddings:
+        if len(ids) >= server.context:
             return self._say(400, {"error": "longer than the context"})
         tokens, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
         pairs = list(zip(tokens, values, strict=False))

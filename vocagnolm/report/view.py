@@ -32,11 +32,11 @@ class TokenView:
     # "▁" that the tokenizer put before the text.
     start: int
     end: int
-    # If both losses were compared, a token is "kept" if its weight is at least a half, and
-    # "dropped" otherwise. It is "unmapped" if there is no teacher loss, and "unlabelled" if nothing
+    # If both losses were compared, a token is "kept" if W is at least a half, and "dropped"
+    # otherwise. It is "unmapped" if there is no teacher loss, and "unlabelled" if nothing
     # predicts it, such as a start token.
     status: Status
-    # W in Eq. (4).
+    # W in Eq. (4), times the weight of its row or message, if the corpus has weights.
     weight: float
     # None for an unlabelled token.
     student_loss_nats: float | None
@@ -116,6 +116,9 @@ def view_tokens(
     has_label = guidance.valid_BS[0].tolist()
     is_mapped = guidance.mapped_BS[0].tolist()
     weights = guidance.weight_BS[0].tolist()
+    trained = weights
+    if "weights" in batch:
+        trained = (guidance.weight_BS * batch["weights"])[0].tolist()
     ids = segment["student_ids"]
     # position   0      1 .. n          n + 1
     # token      <s>    of the text     </s>, only where the segment ends its document
@@ -147,7 +150,7 @@ def view_tokens(
             start=start,
             end=end,
             status=status,
-            weight=weights[position],
+            weight=trained[position],
             student_loss_nats=student_losses[position] if has_label[position] else None,
             teacher_loss_nats=aggregated_losses[position]
             if status in ("kept", "dropped")

@@ -146,29 +146,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _open_stores(options: argparse.Namespace, corpus: datasets.Dataset) -> list[StoredReader]:
     """Open the stores of each role. If there is none, score the corpus with the role's model."""
     from vocagnolm.store.read import StoredReader
-    from vocagnolm.store.scoring import score
-    from vocagnolm.texts import is_conversations
+    from vocagnolm.store.scoring import prepare, run
 
     for kind in ("student", "student_losses"):
         name = getattr(options, kind)
         other = kind.replace("student", "teacher")
         if name and name == getattr(options, other):
             raise OptionError(kind, f"and --{other} are the same")
-    readers = {}
+    # Open and check everything before a model scores for hours.
+    readers, jobs = {}, {}
     for role in ROLES:
-        # Open and check what there is before a model scores for hours.
-        directories = getattr(options, f"{role}_losses")
-        if directories:
-            stores = [Store(directory) for directory in directories]
-            readers[role] = StoredReader(stores)
-            if len(readers[role].teachers) > 1:
-                several = "; ".join(readers[role].describe())
-                fault = f"are of several models ({several}): give those of one"
-                raise OptionError(f"{role}_losses", fault)
-            if is_conversations(corpus):
-                readers[role].check_templates()
-            if options.missing_losses == "error":
-                require_all(corpus, readers[role])
+        if getattr(options, f"{role}_losses"):
+            readers[role] = _given_stores(options, role, corpus)
     for role in ROLES:
         if role not in readers:
             job = argparse.Namespace(**(vars(make_parser().parse_args([])) | vars(options)))
@@ -176,9 +165,28 @@ def _open_stores(options: argparse.Namespace, corpus: datasets.Dataset) -> list[
             job.teacher, job.role, job.dataset = getattr(options, role), role, [options.dataset]
             job.teacher_chat_template = getattr(options, f"{role}_chat_template")
             job.output_dir = options.output_dir / f"{role}_losses"
-            score(job)
-            readers[role] = StoredReader([Store(job.output_dir)])
+            jobs[role] = prepare(job)
+    for role, prepared in jobs.items():
+        run(prepared)
+        readers[role] = StoredReader([Store(prepared.options.output_dir)])
     return [readers["student"], readers["teacher"]]
+
+
+def _given_stores(options: argparse.Namespace, role: str, corpus: datasets.Dataset) -> StoredReader:
+    """Open the stores that are given for a role."""
+    from vocagnolm.store.read import StoredReader
+    from vocagnolm.texts import is_conversations
+
+    reader = StoredReader([Store(directory) for directory in getattr(options, f"{role}_losses")])
+    if len(reader.teachers) > 1:
+        several = "; ".join(reader.describe())
+        fault = f"are of several models ({several}): give those of one"
+        raise OptionError(f"{role}_losses", fault)
+    if is_conversations(corpus):
+        reader.check_templates()
+    if options.missing_losses == "error":
+        require_all(corpus, reader)
+    return reader
 
 
 def _write(

@@ -169,8 +169,23 @@ class ScoringJob:
 # -- From options to a finished store ----------------------------------------------------------
 
 
+class Prepared(NamedTuple):
+    """What a job needs before any weights are loaded."""
+
+    options: Namespace
+    source: ModelSource
+    config: PreTrainedConfig
+    job: ScoringJob
+    server: ServerScorer | None
+
+
 def score(options: Namespace) -> None:
     """Score a corpus, or what is left of it."""
+    run(prepare(options))
+
+
+def prepare(options: Namespace) -> Prepared:
+    """Read the corpus and all of the teacher but its weights, and check the server."""
     check_output_directory(options.output_dir, store.MANIFEST_FILE, options.dataset)
     source = ModelSource(
         options.teacher,
@@ -187,7 +202,13 @@ def score(options: Namespace) -> None:
             options.server, options.served_model, options.api, job.reader, options.concurrency
         )
         server.check()
-    # Up to here, all processes meet the same errors, and each ends by itself. After they are
+    return Prepared(options, source, config, job, server)
+
+
+def run(prepared: Prepared) -> None:
+    """Score what a store lacks."""
+    options, source, config, job, server = prepared
+    # Before this, all processes met the same errors, and each ended by itself. After they are
     # connected, one that failed alone would leave the others waiting.
     state = connect()
     begun = rank0(lambda: store.read_manifest(job.directory)).get("dtype")

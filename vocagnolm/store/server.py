@@ -169,8 +169,10 @@ class ServerScorer:
         }
 
     def check(self) -> None:
-        """Reject a server that does not give the losses of a short prompt."""
-        ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
+        """Reject a server that does not give the losses of the longest prompt that it may get."""
+        ids = encode(self._reader.tokenizer, PROBE).ids.tolist()
+        # A server's context may be shorter than the model's, and would lose only long documents.
+        ids = (ids * self._reader.text_limit)[: self._reader.text_limit]
         # Every token of the probe is scored, so the answer is checked from the first one on.
         losses = self._ask(Window(0, [self._reader.start] + ids, len(ids)))
         # A server may accept the request, but answer with one constant for all tokens.
@@ -179,8 +181,9 @@ class ServerScorer:
         if isinstance(losses, str):
             raise OptionError(
                 "api",
-                f"is {self._api}, but {self._url} gives no losses for a prompt ({losses}): give "
-                f"the server's kind ({', '.join(APIS)}), or serve the teacher with vLLM or SGLang",
+                f"is {self._api}, but {self._url} gives no losses for a prompt of {len(ids) + 1:,} "
+                f"tokens ({losses}): give the server's kind ({', '.join(APIS)}), lower --context "
+                "to the server's, or serve the teacher with vLLM or SGLang",
             )
         self._adapter.max_retries = RETRIES
 
