@@ -121,6 +121,10 @@ def test_summary_says_how_texts_ended() -> None:
     found = summarize(records)
     assert found["finish_reasons"] == {"length": 1, "stop": 2}
     assert found["mean_new_tokens"] == 20
+    assert "context" not in one_line_summary(found)
+    ending = {"finish_reason": "context", "n_new_tokens": 5}
+    cut = summarize([*records, graded("A", False, "choice", None, **ending)])
+    assert one_line_summary(cut).endswith("; 1 cut where the model's context ends")
     assert found["math_verify"] is None
 
 
@@ -154,6 +158,9 @@ def test_summary_of_drawn_outputs_equals_a_count_by_hand() -> None:
     # Of the second item's six pairs, three hold its right output.
     assert passes == pytest.approx({"2": 150 / 3, "4": 200 / 3})
     assert found["pass_at"]["4"]["interval"] == pytest.approx(wilson_interval(2, 3))
+    # Of three items alike, all outputs count: 5 of 6 pairs of each item have one of its two.
+    alike = sampled_accuracy([2, 2, 2], 4)["pass_at"]["2"]
+    assert alike["interval"] == pytest.approx(wilson_interval(10, 12))
     assert (found["math_verify"]["correct"], found["math_verify"]["exact"]) == (6, 50.0)
     assert found["math_verify"]["agreement"] == pytest.approx(11 / 12)
     line = one_line_summary(found)

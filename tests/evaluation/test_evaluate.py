@@ -202,6 +202,15 @@ def test_revision_changes_when_a_file_that_matters_does(own_model: Path) -> None
         before = after
 
 
+def test_revision_of_adapters_changes_when_their_base_does(own_model: Path, tmp_path: Path) -> None:
+    base = {"base_model_name_or_path": str(own_model)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(base))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"adapters")
+    before = revision_of(str(tmp_path), None)
+    (own_model / "model.safetensors").write_bytes(b"trained further")
+    assert revision_of(str(tmp_path), None) != before
+
+
 # Grading stored outputs
 
 OUTPUTS: list[dict[str, Any]] = [

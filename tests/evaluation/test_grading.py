@@ -201,9 +201,20 @@ def test_worker_is_separate_and_replaced_when_it_ends(alone: tuple[Grader, int])
 
 def test_worker_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not a verdict on an output."""
+    before = processes_with_parent(os.getpid())
     monkeypatch.setattr(sys, "executable", "false")
-    with Grader(workers=1) as grader, pytest.raises(ValueError, match="does not start"):
-        next(grader.grade("free", [("8", "8")]))
+    with pytest.raises(ValueError, match="does not start"), Grader(workers=2):
+        pass
+    assert processes_with_parent(os.getpid()) == before
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has one thread")
+def test_worker_has_one_thread_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further thread of NumPy reserves some of the memory that a worker may have."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with Grader(workers=1):
+        process = processes_with_parent(os.getpid())[-1]
+        assert "\nThreads:\t1\n" in Path(f"/proc/{process}/status").read_text()
 
 
 def test_grader_says_crash(alone: tuple[Grader, int]) -> None:

@@ -143,6 +143,18 @@ def test_run_that_cannot_be_online_begins_offline(
     assert re.search(r"offline \(.*key.*\); `wandb sync .*` sends it", capfd.readouterr().err)
 
 
+@pytest.mark.slow
+def test_resumed_run_that_cannot_reach_the_server_goes_on_offline(
+    offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offline
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+    with tracking.begin_run({"project": "p", "id": "a-run", "resume": "allow"}) as run:
+        assert (run.offline, run.id) == (True, "a-run")
+
+
 def test_trainer_in_python_begins_offline(
     world: World, offline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,9 @@ def graded_inline(*modules: Any) -> Iterator[InlineGrader]:
     """Let modules grade in this process, with sympy restricted as in a worker."""
     grader = InlineGrader()
 
-    def start(workers: int | None = None) -> AbstractContextManager[InlineGrader]:
+    def start(
+        workers: int | None = None, processes: int = 1
+    ) -> AbstractContextManager[InlineGrader]:
         return nullcontext(grader)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -202,4 +202,7 @@ def one_line_summary(summary: JsonObject) -> str:
     ungraded = summary.get("decided_by", {}).get("crash", 0)
     if ungraded:
         line += f"; {ungraded} not graded, as the grader crashed"
+    cut = summary.get("finish_reasons", {}).get("context", 0)
+    if cut:
+        line += f"; {cut} cut where the model's context ends"
     return line

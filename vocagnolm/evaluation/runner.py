@@ -105,13 +105,14 @@ def evaluate(arguments: Namespace) -> None:
         # All processes get the answer of the first, or its error. They may be on different kinds of
         # machines.
         arguments.dtype = rank0(begin)
+        grader = open_contexts.enter_context(Grader(processes=state.num_processes))
         engine: Engine
         if arguments.engine == "vllm":
             engine = VLLMEngine(source, tokenizer, arguments.dtype, context, chat)
         else:
             model: Any = source.load(getattr(torch, arguments.dtype))
             engine = HFEngine(model.to(state.device), tokenizer, arguments.batch_size, chat)
-        _ask_and_report(tasks, engine, directory, arguments, state)
+        _ask_and_report(tasks, engine, grader, directory, arguments, state)
 
 
 def engine_of(arguments: Namespace, directory: EvaluationDirectory, state: PartialState) -> str:
@@ -132,21 +133,19 @@ def engine_of(arguments: Namespace, directory: EvaluationDirectory, state: Parti
 def _ask_and_report(
     tasks: Sequence[Task],
     engine: Engine,
+    grader: Grader,
     directory: EvaluationDirectory,
     arguments: Namespace,
     state: PartialState,
 ) -> None:
     """Ask and grade all remaining items. Write the results, print them, log them if requested."""
     columns = {}
-    # The processes of a job share a machine's cores.
-    graders = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
-    with Grader(graders) as grader:
-        # Tasks arrive complete, so one task's numbers are shown while the next one runs.
-        for task in run(tasks, engine, grader, directory, state):
-            if state.is_main_process:
-                column = results.column(task, directory)
-                columns[task.benchmark.id] = column
-                log_main(f"{task.benchmark.id}: {one_line_summary(column)}")
+    # Tasks arrive complete, so one task's numbers are shown while the next one runs.
+    for task in run(tasks, engine, grader, directory, state):
+        if state.is_main_process:
+            column = results.column(task, directory)
+            columns[task.benchmark.id] = column
+            log_main(f"{task.benchmark.id}: {one_line_summary(column)}")
     if not state.is_main_process:
         return
     device = state.device.type
@@ -183,7 +182,8 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
     for mark in task.marks().values():
         lines.append(f"--- {mark}")
     lines.append(f"--- prompt tokens: {counts}")
-    lines.append(f"--- new tokens: at most {benchmark.max_new_tokens}")
+    room = max(0, context - min(lengths))
+    lines.append(f"--- new tokens: at most {min(benchmark.max_new_tokens, room)}")
     return "\n".join([*lines, prompts[0]]) + "\n"
 
 

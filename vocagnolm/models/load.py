@@ -296,6 +296,7 @@ def is_adapter(name: str | Path) -> bool:
 def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     """Identify a version of the model: "sha256:..." over the files of a directory.
 
+    Adapters have that of their base model in it, whose configuration is `config`.
     For a hub name it is the commit from which its configuration was loaded, or "unknown" if
     transformers does not say.
     """
@@ -307,6 +308,9 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     digest = hashlib.sha256()
     for name in model_files(directory):
         digest.update(f"{name} {file_sha256(directory / name)}\n".encode())
+    if is_adapter(directory):
+        base = read_json(directory / ADAPTER_CONFIG)["base_model_name_or_path"]
+        digest.update(revision_of(base, config).encode())
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -110,7 +110,9 @@ def begin_run(arguments: Mapping[str, Any]) -> Any:
     try:
         run = wandb.init(**arguments)
     except wandb.Error as error:
-        # The tracker must not keep a run from training. What it logs can be sent later.
+        # The tracker must not keep a run from training. What it logs can be sent later. The service
+        # of the failed start still holds the run's id, until it is torn down.
+        wandb.teardown()
         run = wandb.init(**arguments, mode="offline")
         reason = " ".join(str(error).split())
         log_main(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")

@@ -18,6 +18,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 # The last resort, for a worker that waits. Workers that compute are ended by limits of processor
 # time (`worker.py`), so verdicts do not depend on how busy the machine is.
 WALL_LIMIT_S = 600.0
+# NumPy reserves memory for each thread, and on many cores more than a worker may have.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,21 @@ class Grader:
             [verdict] = grader.grade("free", [("2 + 2 = 4. The answer is 4.", "4")])
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or min(8, os.cpu_count() or 1)
+    def __init__(self, workers: int | None = None, processes: int = 1) -> None:
+        # The processes of a job share a machine's cores.
+        self.workers = workers or max(1, min(8, (os.cpu_count() or 1) // processes))
 
     def __enter__(self) -> "Grader":
         # There are as many workers as threads, so a thread always finds an idle one.
         self._idle = [_Worker() for _ in range(self.workers)]
         self._threads = ThreadPoolExecutor(self.workers)
+        # An environment that cannot grade is an error before anything is generated.
+        try:
+            for worker in self._idle:
+                worker.wait()
+        except ValueError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -90,10 +100,23 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
                 # `-m` searches this directory first, and so finds this very package.
                 cwd=_ROOT,
+                env=os.environ | _ONE_THREAD,
                 # A keyboard interrupt is for the parent, and must not end the workers.
                 start_new_session=True,
             )
         self._is_ready = False
+
+    def wait(self) -> None:
+        """Wait until the process can grade. A ValueError means that it cannot."""
+        if self._is_ready:
+            return
+        try:
+            self._receive()
+        except (EOFError, OSError):
+            self.stop()
+            command = "python -m vocagnolm.evaluation.grading.worker"
+            raise ValueError(f"a grading worker does not start: run `{command}`") from None
+        self._is_ready = True
 
     def stop(self) -> int:
         """End the process and return its status."""
@@ -102,11 +125,9 @@ class _Worker:
         return self.process.wait()
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
+        self.wait()
         verdict = Verdict()
         try:
-            if not self._is_ready:
-                self._receive()
-                self._is_ready = True
             self._connection.send_bytes(json.dumps([kind, output, gold]).encode())
             # Each reply adds to the verdict, which counts even if the worker dies before the next
             # reply.
@@ -115,9 +136,6 @@ class _Worker:
         except (EOFError, OSError) as error:
             # The limit of processor time ends a worker with SIGPROF.
             late = self.stop() == -signal.SIGPROF or isinstance(error, TimeoutError)
-            if not self._is_ready:
-                command = "python -m vocagnolm.evaluation.grading.worker"
-                raise ValueError(f"a grading worker does not start: run `{command}`") from None
             if not verdict.decided_by:
                 verdict = replace(verdict, decided_by="timeout" if late else "crash")
         return verdict
