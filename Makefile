@@ -18,9 +18,9 @@ TORCH ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
-# Modules are compiled when they are first imported, which most never are. Container
-# images often forbid to keep them, and then each process compiles its imports again, which took a
-# quarter of the tests' time.
+# Modules are compiled when they are first imported, which most never are. Container images often
+# forbid writing what was compiled, and then each process compiles its imports again: a quarter of
+# the tests' time.
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 INSTALL = $(PIP_INSTALL) --constraint $(CONSTRAINTS) --editable

@@ -294,7 +294,7 @@ class VocAgnoTrainer(ResumableTrainer):
         return batches, all_tokens
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute gradients. The log has what they are of, also if a subclass adds to the loss."""
+        """Compute gradients, and log the loss that they are of, which a subclass may change."""
         loss: Tensor = super().training_step(*args, **kwargs)
         self.metrics.add_loss(loss)
         return loss
@@ -446,8 +446,8 @@ class VocAgnoTrainer(ResumableTrainer):
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
         # Without `eval_do_concat_batches`, each batch has its own array.
-        batches: Any = (rows.predictions, rows.label_ids)
-        sums, counts = map(np.hstack, batches)
+        sums = np.hstack(cast(Any, rows.predictions))
+        counts = np.hstack(cast(Any, rows.label_ids))
         rows_by_name = {"loss": slice(None)}
         parts = getattr(loader.dataset, "parts", {})
         if len(parts) > 1:

@@ -296,9 +296,8 @@ def is_adapter(name: str | Path) -> bool:
 def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     """Identify a version of the model: "sha256:..." over the files of a directory.
 
-    Adapters have that of their base model in it, whose configuration is `config`.
-    For a hub name it is the commit from which its configuration was loaded, or "unknown" if
-    transformers does not say.
+    For adapters, it also covers their base model, whose configuration is `config`. For a hub name,
+    it is the commit from which that was loaded, or "unknown" if transformers does not say.
     """
     directory = Path(model)
     if directory.is_file():

@@ -116,9 +116,9 @@ def view_tokens(
     has_label = guidance.valid_BS[0].tolist()
     is_mapped = guidance.mapped_BS[0].tolist()
     weights = guidance.weight_BS[0].tolist()
-    trained = weights
+    trained_weights = weights
     if "weights" in batch:
-        trained = (guidance.weight_BS * batch["weights"])[0].tolist()
+        trained_weights = (guidance.weight_BS * batch["weights"])[0].tolist()
     ids = segment["student_ids"]
     # position   0      1 .. n          n + 1
     # token      <s>    of the text     </s>, only where the segment ends its document
@@ -150,7 +150,7 @@ def view_tokens(
             start=start,
             end=end,
             status=status,
-            weight=trained[position],
+            weight=trained_weights[position],
             student_loss_nats=student_losses[position] if has_label[position] else None,
             teacher_loss_nats=aggregated_losses[position]
             if status in ("kept", "dropped")

@@ -171,7 +171,7 @@ class ServerScorer:
     def check(self) -> None:
         """Reject a server that does not give the losses of the longest prompt that it may get."""
         ids = encode(self._reader.tokenizer, PROBE).ids.tolist()
-        # A server's context may be shorter than the model's, and would lose only long documents.
+        # A server with a shorter context would answer, but lose every long document.
         ids = (ids * self._reader.text_limit)[: self._reader.text_limit]
         # Every token of the probe is scored, so the answer is checked from the first one on.
         losses = self._ask(Window(0, [self._reader.start] + ids, len(ids)))
